@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __distribution__ = "quire-ml"  # every module looks for it, by importing quire._installation
 
 import importlib

@@ -210,9 +210,9 @@ def call_until_admitted(client: Client, docs: DocumentArray[Picture]) -> Any:
     raise AssertionError("no place is free")
 
 
-def test_answer_over_max_answer_bytes_error_suggests_stream(server: Server) -> None:
-    message = "the answer is larger than max_answer_bytes=5000. Ask for fewer documents at a time, with .stream()"
-    with Client(server.address, max_answer_bytes=5_000) as client:
+def test_response_over_max_response_bytes_error_suggests_stream(server: Server) -> None:
+    message = "the response is larger than max_response_bytes=5000. Ask for fewer documents at a time, with .stream()"
+    with Client(server.address, max_response_bytes=5_000) as client:
         with pytest.raises(ServiceLimitError, match=message) as caught:
             client.embed(pictures(200))
         assert caught.value.code == "RESOURCE_EXHAUSTED"
@@ -222,13 +222,13 @@ def test_answer_over_max_answer_bytes_error_suggests_stream(server: Server) -> N
         assert parts == [20] * 10
 
 
-def test_max_answer_bytes_counts_all_parts(server: Server) -> None:
+def test_max_response_bytes_counts_all_parts(server: Server) -> None:
     whole = len(pictures(1000).to_bytes())
-    with Client(server.address, max_answer_bytes=30_000) as client:
+    with Client(server.address, max_response_bytes=30_000) as client:
         assert whole > 30_000
-        with pytest.raises(ServiceLimitError, match="max_answer_bytes=30000"):
+        with pytest.raises(ServiceLimitError, match="max_response_bytes=30000"):
             client.embed(pictures(1000))
-        with pytest.raises(ServiceLimitError, match="max_answer_bytes=30000"):
+        with pytest.raises(ServiceLimitError, match="max_response_bytes=30000"):
             list(client.embed.stream([pictures(1), pictures(1000)]))
         assert len(client.embed(pictures(1))) == 1
 
@@ -246,9 +246,9 @@ def test_async_server_enforces_the_same_limits() -> None:
             with pytest.raises(ServiceLimitError, match="max_request_bytes"):
                 await client.embed(pictures(5_000))
             assert (await client.embed(pictures(1))).label == ["0"]
-            async with AsyncClient(server.address, max_answer_bytes=15_000) as small:
+            async with AsyncClient(server.address, max_response_bytes=15_000) as small:
                 for number in (400, 900):
-                    with pytest.raises(ServiceLimitError, match="max_answer_bytes=15000"):
+                    with pytest.raises(ServiceLimitError, match="max_response_bytes=15000"):
                         await small.embed(pictures(number))
 
     asyncio.run(main())

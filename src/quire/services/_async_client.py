@@ -146,7 +146,7 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
             parts = split_parts(data, contract.max_message_bytes)
             call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
             try:
-                [answer] = [joined async for joined in _join_parts(call, client.max_answer_bytes)]
+                [answer] = [joined async for joined in _join_parts(call, client.max_response_bytes)]
             finally:
                 call.cancel()
         result: ResultT = plan.output.decode(answer)
@@ -181,7 +181,7 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
         requests = self._encode_stream(contract, first, source, errors)
         call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
         try:
-            async for data in _join_parts(call, client.max_answer_bytes):
+            async for data in _join_parts(call, client.max_response_bytes):
                 yield plan.output.decode(data)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             if errors:

@@ -83,17 +83,17 @@ class BaseClient:
         token: str | None = None,
         timeout: float | None = 60.0,
         retries: int = 4,
-        max_answer_bytes: int = RESPONSE_BYTES,
+        max_response_bytes: int = RESPONSE_BYTES,
     ) -> None:
         """Connect to a server at 'host:port', when the first call is made.
 
         service: the function or class that is served, or one with the same signatures; answers then have its types.
         timeout: how many seconds a call may take.
         retries: how often an idempotent call is repeated while the server is unavailable or overloaded.
-        max_answer_bytes: a larger answer is an error; in a stream, the limit is for each value.
+        max_response_bytes: a larger response is an error; in a stream, the limit is for each value.
         """
         retain_message_memory()
-        self.target, self.timeout, self.retries, self.max_answer_bytes = target, timeout, retries, max_answer_bytes
+        self.target, self.timeout, self.retries, self.max_response_bytes = target, timeout, retries, max_response_bytes
         self._channel = self._open_channel(tls)
         self._local_endpoints = {} if service is None else collect_endpoints(service, construct=False)
         self._metadata = token_metadata(token)
@@ -104,7 +104,7 @@ class BaseClient:
 
     def _open_channel(self, tls: Tls | None) -> Channel:
         options = [
-            ("grpc.max_receive_message_length", self.max_answer_bytes),
+            ("grpc.max_receive_message_length", self.max_response_bytes),
             ("grpc.max_send_message_length", -1),
             # A server that was restarted is found again within moments.
             ("grpc.initial_reconnect_backoff_ms", 100),
@@ -273,7 +273,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
             parts = split_parts(data, contract.max_message_bytes)
             call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
             try:
-                [answer] = _join_parts(call, client.max_answer_bytes)
+                [answer] = _join_parts(call, client.max_response_bytes)
             finally:
                 call.cancel()
         result: ResultT = plan.output.decode(answer)
@@ -316,7 +316,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
             return  # no values, no answers; a function that takes a stream is called with an empty one
         call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
         try:
-            for data in _join_parts(call, client.max_answer_bytes):
+            for data in _join_parts(call, client.max_response_bytes):
                 yield requests.plan.output.decode(data)
         except grpc.RpcError as rpc:
             raise requests.error or rpc_to_error(rpc, f"{client.target} {self._name}") from None

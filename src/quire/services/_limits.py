@@ -130,8 +130,8 @@ class ResponseAllowance:
 def response_too_large(limit: int) -> ServiceLimitError:
     """Return the error for an answer that is larger than the client accepts."""
     return ServiceLimitError(
-        f"the answer is larger than max_answer_bytes={limit}. Ask for fewer documents at a time, with .stream(), "
-        "or create the client with a larger max_answer_bytes."
+        f"the response is larger than max_response_bytes={limit}. Ask for fewer documents at a time, with .stream(), "
+        "or create the client with a larger max_response_bytes."
     )
 
 
