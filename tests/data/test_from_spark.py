@@ -228,8 +228,9 @@ def test_files_are_removed_at_the_end_of_the_process(tmp_path: Path) -> None:
         "from quire.data._spark import WrittenFrame\n"
         "import pyarrow as pa, os\n"
         "os.mkdir(sys.argv[1])\n"
-        "made = _spark.SparkConverter(WrittenFrame(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"
-        "_spark._converters.append((None, (), made))\n"
+        "converter = _spark.SparkConverter(WrittenFrame(sys.argv[1], 0, pa.schema([('x', pa.int64())])))\n"
+        "_spark._converters.append((None, (), converter))\n"
+        "_spark._remove_files_at_exit()\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "quire-x")], check=True)
     assert not (tmp_path / "quire-x").exists()
