@@ -137,6 +137,12 @@ def test_invalid_weights_are_rejected(count: int, weights: Any) -> None:
         _cumulative_weights(dict.fromkeys(map(str, range(count))), weights)
 
 
+@pytest.mark.parametrize("seed", [None, 1.5, "1"])
+def test_seed_must_be_a_whole_number(stored: list[Any], seed: Any) -> None:
+    with pytest.raises(OptionError, match="seed: expected a whole number, got"):
+        mix(stored, seed=seed)
+
+
 def test_draws_equal_golden_values(stored: list[Any]) -> None:
     """A mix is resumed by another version of quire: its draws and its name never change."""
     dataset = mix(stored, weights=(3, 1), seed=7)

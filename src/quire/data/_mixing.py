@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from quire.array import DocumentBatch
+from quire.array import DocumentBatch, whole_number
 from quire.data._bijection import derive_key, uniform
 from quire.data._epoch import StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
@@ -100,7 +100,7 @@ class MixedDataset(Generic[DocT]):
     ) -> None:
         named = datasets.items() if isinstance(datasets, Mapping) else enumerate(datasets)
         self.datasets = {str(name): dataset for name, dataset in named}
-        self.seed, self.stop = seed, stop
+        self.seed, self.stop = whole_number("seed", seed), stop
         self._bounds = _cumulative_weights(self.datasets, weights)
         if stop not in ("first", "all"):
             raise OptionError(f"stop={stop!r}: use 'first' or 'all'.")
@@ -109,7 +109,7 @@ class MixedDataset(Generic[DocT]):
         if stop == "all" and never_drawn:
             raise OptionError(f"stop='all' waits for every dataset, and {never_drawn} have weight 0: leave them out.")
         bounds = np.frombuffer(self._bounds.tobytes(), np.uint64).tolist()
-        self._mix = f"{derive_key(seed, len(self.datasets), *bounds):x}"
+        self._mix = f"{derive_key(self.seed, len(self.datasets), *bounds):x}"
         self._registry = EpochRegistry()
         self._state: MixedState | None = None
         self._resume: MixedState | None = None
