@@ -26,7 +26,7 @@ nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True  # a missing interpreter is a failure, not a skip
-nox.options.sessions = ["lint", "types", "layers", "tests"]
+nox.options.sessions = ["lint", "prose", "types", "layers", "tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 EXTRAS = sorted(PROJECT["project"]["optional-dependencies"].keys() - {"all"})
