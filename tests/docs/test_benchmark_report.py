@@ -50,7 +50,7 @@ def test_readme_quotes_current_results(bench: Any) -> None:
         f"{value('stream', 'documents', 'LitData'):.0f} times as fast as LitData",
         f"{value('stream', 'documents', 'HF datasets'):.0f} times as fast as Hugging Face datasets",
         f"{value('train', 'dataset_batched', 'hand-written index_select'):.2f} times the CPU time of hand-written",
-        f"{copies[0]:.1f} to {copies[1]:.1f} times the CPU time of one memory copy",
+        f"{copies[0]:.2f} to {copies[1]:.2f} times the CPU time of one memory copy",
     ]
     readme = (ROOT / "README.md").read_text()
     assert [quote for quote in quotes if quote not in readme] == []
