@@ -16,6 +16,7 @@ from PIL import Image
 
 from quire import BaseDocument, DocumentArray
 from quire.cli import main
+from quire.cli._targets import _replace_folder
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32
 from tests.cli.commands import Student, students
@@ -282,3 +283,21 @@ def test_unknown_columns_of_text_files_are_errors_unless_ignored(
 class Person(BaseDocument):
     name: str
     age: int = 0
+
+
+def test_interrupted_replacement_restores_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "row.txt").write_text("old")
+    rename = Path.replace
+
+    def interrupt(self: Path, to: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), _replace_folder(target) as new:
+        (new / "row.txt").write_text("new")
+    assert (target / "row.txt").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]

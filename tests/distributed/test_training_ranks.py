@@ -28,7 +28,7 @@ from quire.distributed.estimator._feeds import (
     to_rank_batch,
 )
 from quire.distributed.estimator._job import read_job, write_job
-from quire.distributed.estimator._launch import is_lost
+from quire.distributed.estimator._launch import _write_whole, is_lost
 from quire.distributed.estimator._ranks import RankInfo, World
 from quire.distributed.estimator._sources import IterableSource, rank_source
 from quire.errors import FunctionError, OptionError, PickleError
@@ -328,3 +328,18 @@ def test_sampler_is_divided_among_two_ranks() -> None:
     estimator = Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), workers=2)
     estimator.fit(DataLoader(Numbers(ROWS), batch_size=4, sampler=SubsetRandomSampler(range(10))))
     assert model.seen.tolist() == [1.0] * 10 + [0.0] * (ROWS - 10)
+
+
+def test_errors_of_ranks_are_visible_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visible: list[list[Path]] = []
+    write = Path.write_bytes
+
+    def look_and_write(self: Path, content: bytes) -> int:
+        size = write(self, content)
+        visible.append(list(tmp_path.glob("error-*")))
+        return size
+
+    monkeypatch.setattr(Path, "write_bytes", look_and_write)
+    _write_whole(tmp_path / "error-0", b"content")
+    assert visible == [[]]
+    assert (tmp_path / "error-0").read_bytes() == b"content"

@@ -258,6 +258,16 @@ def test_overwrite_removes_the_old_dataset(tmp_path: Path) -> None:
     assert _numbers(tmp_path) == []
 
 
+def test_overwrite_keeps_files_that_other_tools_add_meanwhile(tmp_path: Path) -> None:
+    write_dataset(photos(3), tmp_path)
+    other = tmp_path / "export.parquet"
+    with DatasetWriter(tmp_path, Photo, mode="overwrite") as writer:
+        writer.write(photos(2, 100))
+        pq.write_table(pa.table({"number": [1]}), other)
+    assert other.exists()
+    assert len(list(tmp_path.glob("*.parquet"))) == 2  # the other one is the new shard
+
+
 def test_failed_overwrite_leaves_the_old_dataset(tmp_path: Path) -> None:
     write_dataset(photos(3), tmp_path)
     before = _files(tmp_path)

@@ -76,8 +76,10 @@ class MemoryPool:
         return array
 
     def _find_free(self, size: int) -> Piece | None:
-        for address, piece in list(self._free.items()):
-            if piece.size == size and piece.is_free and self._free.pop(address, None) is piece:
+        # A list of values allocates nothing per item that could start the garbage collector, and so a finalizer that
+        # adds a piece to the dict while the list is created.
+        for piece in list(self._free.values()):
+            if piece.size == size and piece.is_free and self._free.pop(piece.address, None) is piece:
                 return piece
         return None
 

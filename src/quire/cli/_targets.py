@@ -163,13 +163,19 @@ def _replace_folder(target: Path) -> Iterator[Path]:
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     new = part / "new"
     new.mkdir()
+    old = part / "old"
     try:
         yield new
         if target.exists():
-            target.replace(part / "old")
+            target.replace(old)
         new.replace(target)
+    except BaseException:
+        if old.exists() and not target.exists():  # interrupted between the two renames
+            old.replace(target)
+        raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if not old.exists() or target.exists():
+            shutil.rmtree(part, ignore_errors=True)
 
 
 # --- a folder of files

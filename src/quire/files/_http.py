@@ -229,7 +229,9 @@ class HttpFile:
                 raise StorageError(f"{where}: the server points to {display_uri(location)}. Use that.") from error
             raise
         except URLError as error:
-            raise error.reason if isinstance(error.reason, OSError) else error from error
+            if isinstance(error.reason, OSError):
+                raise error.reason from error
+            raise
         except (InvalidURL, ValueError) as error:
             raise StorageError(f"{where}: not a valid address ({error}).") from error
         except HTTPException as error:

@@ -1,7 +1,7 @@
 """A local folder of files that are created once and kept while there is room, for many processes and threads.
 
 A file has the name of its key. The process that creates it, in the folder `<key>.part`, holds a lock on `<key>.lock`,
-which the system releases when the process ends, whichever way. The lock on `room.lock` is entry for a moment by a
+which the system releases when the process ends, whichever way. The lock on `room.lock` is held for a moment by a
 process that counts the files and removes some.
 """
 

@@ -289,7 +289,8 @@ def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     after = read_manifest(folder, remote)
     write_index(folder, after)
     strays = find_strays(folder, after)
-    leftover = [shard.name for writer, shards in strays.items() if writer < log.name for shard in shards]
+    # Files without a writer are not from quire, and stay.
+    leftover = [shard.name for writer, shards in strays.items() if writer and writer < log.name for shard in shards]
     for name in (*(shard.name for shard in before.shards), *before.old_shards, *leftover):
         folder.delete(name)
     for name in logs:

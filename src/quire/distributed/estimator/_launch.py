@@ -117,7 +117,7 @@ class Attempt:
 def _write_whole(path: Path, content: bytes) -> None:
     """Write a file that is complete or does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
+    new = path.with_name(f".{path.name}.new")  # not one of the names that readers look for, such as error-*
     new.write_bytes(content)
     new.replace(path)
 
