@@ -9,6 +9,8 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import pytest
 
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
 from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder, open_seekable
+from quire.files._http import HttpFile
 from tests.files.faulty_store import FaultyFileSystem, faulty_store
-from tests.files.http_server import Site, serve_files
+from tests.files.http_server import LoopbackServer, Site, serve_files
 
 pytestmark = pytest.mark.needs("fsspec", "aiohttp")
 
@@ -361,3 +364,41 @@ def test_threads_share_a_folder(site: Site) -> None:
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(lambda start: folder.read_range("a.parquet", start, start + 10), range(100)))
     assert parts == [CONTENT[start : start + 10] for start in range(100)]
+
+
+def test_credentials_are_sent_to_no_other_server() -> None:
+    """A redirect may lead to any server, and only the first one is trusted with a password and the user's headers."""
+    received: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            received.append({name.lower(): value for name, value in self.headers.items()})
+            if self.path.startswith("/to/"):
+                self.send_response(302)
+                self.send_header("Location", self.path[4:])
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"file")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ExitStack() as stack:
+        servers = [LoopbackServer(("127.0.0.1", 0), Handler) for _ in range(2)]
+        for server in servers:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+        own, other = (f"127.0.0.1:{server.server_port}" for server in servers)
+        options = RemoteOptions(storage_options={"headers": {"X-Token": "secret"}})
+        for target in (f"http://{own}/file", f"http://{other}/file"):
+            file = HttpFile(f"http://user:pw@{own}/to/{target}", options)
+            assert b"".join(file.download()) == b"file"
+    first, same, again, elsewhere = received
+    for headers in (first, same, again):
+        assert headers["x-token"] == "secret"
+        assert headers["authorization"].startswith("Basic ")
+    assert not {"x-token", "authorization"} & set(elsewhere)
+    assert elsewhere["user-agent"] == "quire"

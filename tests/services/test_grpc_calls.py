@@ -107,6 +107,9 @@ def test_streams_work_in_both_directions(client: Client) -> None:
     assert client.total([pictures(2), pictures(3)]).of == "5 pictures"
     assert [answer.label for answer in client.embed.stream([pictures(1), pictures(2)])] == [["0"], ["0", "1"]]
     assert list(client.embed.stream([])) == []
+    for values in ([None], [pictures(1), None, pictures(2)]):  # None is no end of the stream
+        with pytest.raises(DocumentTypeError, match="expected a document, an array or a batch, got NoneType"):
+            list(client.embed.stream(values))
     assert client.total([]).of == "0 pictures"
 
 
@@ -407,6 +410,8 @@ def test_async_server_and_client_support_all_calls() -> None:
             assert [score.value async for score in await client.running_later(pictures(3))] == [0, 4, 12]
             assert (await client.total([pictures(2)])).of == "2 pictures"
             assert [answer.label async for answer in client.embed.stream([pictures(1)])] == [["0"]]
+            with pytest.raises(DocumentTypeError, match="got NoneType"):
+                [answer async for answer in client.embed.stream([pictures(1), None, pictures(2)])]
             with pytest.raises(FunctionError, match="no good"):
                 await client.fail(pictures(1))
             with pytest.raises(PathError, match="Did you mean"):

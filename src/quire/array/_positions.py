@@ -211,7 +211,7 @@ def hash_parts(values: Iterable[Any], fractions: Sequence[float], seed: int | No
 
 def hash_fraction(value: Any, seed: int | None = None) -> float:
     """Return a number of at least 0 and below 1 for a value; with a seed, another one."""
-    key = b"" if seed is None else seed.to_bytes(16, "little", signed=True)
+    key = b"" if seed is None else int(seed).to_bytes(16, "little", signed=True)
     digest = hashlib.blake2b(_canonical_bytes(value), digest_size=8, key=key).digest()
     # The quotient of the largest hashes is rounded to 1, which would be in no part.
     return min(int.from_bytes(digest, "little") / 2**64, 1 - 2**-53)

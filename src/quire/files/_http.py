@@ -91,7 +91,31 @@ class _Redirects(request.HTTPRedirectHandler):
             raise UriError(
                 f"{display_uri(req.full_url)}: the server points to {display_uri(newurl)}, which is not allowed here."
             )
+        # urllib reads the whole body of a redirect, however long; that of a closed response is empty.
+        fp.close()
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _OwnHeaders(request.HTTPRedirectHandler):
+    """Follows redirects, and sends passwords and the headers of the user to no other server."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        fp.close()
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if redirected is not None and _origin(newurl) != _origin(req.full_url):
+            for name in self._names:
+                redirected.remove_header(name.capitalize())  # as urllib spells the names of headers
+        return redirected
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return what makes two addresses belong to the same server."""
+    parts = urlsplit(url)
+    scheme = parts.scheme.lower()
+    return scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(scheme)
 
 
 @contextmanager
@@ -104,7 +128,7 @@ def translate_errors(url: str, timeout: float | None) -> Iterator[None]:
         if isinstance(error, UriError):
             raise
         raise UriTimeoutError(
-            f"{where}: no complete answer within {timeout:g} seconds. Pass a larger timeout, or try again."
+            f"{where}: no complete response{_within(timeout)}. Pass a larger timeout, or try again."
         ) from error
     except HTTPError as error:
         error.close()
@@ -112,7 +136,7 @@ def translate_errors(url: str, timeout: float | None) -> Iterator[None]:
         raise kind(f"{where}: the server answered {error.code} {error.reason}.") from error
     except URLError as error:
         if isinstance(error.reason, TimeoutError):
-            raise UriTimeoutError(f"{where}: no connection within {timeout:g} seconds.") from error
+            raise UriTimeoutError(f"{where}: no connection{_within(timeout)}.") from error
         raise UriError(f"{where}: no connection ({error.reason}).") from error
     except (InvalidURL, ValueError) as error:
         raise UriError(f"{where}: not a valid address ({type(error).__name__}).") from error
@@ -120,6 +144,10 @@ def translate_errors(url: str, timeout: float | None) -> Iterator[None]:
         raise
     except (HTTPException, OSError) as error:
         raise UriError(f"{where}: the download broke off ({error!r}). Try again.") from error
+
+
+def _within(timeout: float | None) -> str:
+    return "" if timeout is None else f" within {timeout:g} seconds"  # without a timeout, the system gave up
 
 
 def incomplete_download(url: str, received: int, announced: int) -> UriError:
@@ -215,7 +243,7 @@ class HttpFile:
             request.HTTPErrorProcessor(),
             request.ProxyHandler(),
             request.HTTPDefaultErrorHandler(),
-            request.HTTPRedirectHandler(),
+            _OwnHeaders(self._headers.keys() - {"User-Agent"}),
         ):
             opener.add_handler(handler)
         where = display_uri(self.url)

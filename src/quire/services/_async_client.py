@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from quire._optional import require
 from quire.services._client import Attempts, BaseClient
-from quire.services._description import CallPlan, Contract
+from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, endpoint_of
 from quire.services._errors import rpc_to_error
 from quire.services._limits import ResponseAllowance
@@ -173,9 +173,9 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
     async def _stream(self, values: Stream[Any], timeout: float | None) -> AsyncIterator[Any]:
         contract, client = await self._client.contract(), self._client
         source = _iterate_async(values)
-        first = await anext(source, None)
+        first = await anext(source, END)
         plan = contract.plan(self._name, first, self._local)
-        if first is None and not plan.input.stream:
+        if first is END and not plan.input.stream:
             return
         errors: list[BaseException] = []  # of the values, of which gRPC reports only that the request failed
         requests = self._encode_stream(contract, first, source, errors)
@@ -197,11 +197,11 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
     ) -> AsyncIterator[bytes]:
         try:
             value: object = first
-            while value is not None:
+            while value is not END:
                 data = contract.plan(self._name, value, self._local).encode(value)
                 for part in split_parts(data, contract.max_message_bytes):
                     yield part
-                value = await anext(source, None)
+                value = await anext(source, END)
         except Exception as error:
             errors.append(error)
             raise

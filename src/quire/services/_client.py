@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from quire._optional import require
 from quire.errors import QuireError, ServiceError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
-from quire.services._description import CallPlan, Contract
+from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, collect_endpoints, endpoint_of
 from quire.services._errors import Status, rpc_to_error, status_to_error
 from quire.services._limits import RESPONSE_BYTES, ResponseAllowance, retain_message_memory
@@ -362,8 +362,8 @@ class _RequestParts(Iterator[bytes]):
     def __init__(self, contract: Contract, name: str, values: Iterable[Any], local: Endpoint | None) -> None:
         self.error: BaseException | None = None
         self._contract, self._name, self._values, self._local = contract, name, iter(values), local
-        first = next(self._values, None)
-        self.is_empty = first is None
+        first = next(self._values, END)
+        self.is_empty = first is END
         self._parts = iter(()) if self.is_empty else self._encode(first)
         self.plan = contract.plan(name, first, local)
 

@@ -23,6 +23,8 @@ from quire.services._limits import Limits
 from quire.services._payloads import Payload
 
 Json = dict[str, Any]
+END = object()
+"""What a stream of values ends with; None is a value, and not a document."""
 _NUMBERS = (bool, int, float, complex)
 _VALUE_DEPENDENT = ("any", "union", "enum")  # kinds of fields for which only a value shows whether it fits
 _WIDER_NUMBERS = {"int": ("float", "complex"), "float": ("complex",)}
@@ -229,10 +231,10 @@ class Contract:
     def plan(self, name: str, value: object, local: Endpoint | None = None) -> CallPlan:
         """Return how to call an endpoint with such a value, once the schemas of both sides are known to fit.
 
-        Without a value (an empty stream), the class is the one that the server names, if it is loaded here. `local` is
+        For `END` (an empty stream), the class is the one that the server names, if it is loaded here. `local` is
         a function with the types of the endpoint; by default, that of the client's service.
         """
-        if value is None:
+        if value is END:
             document_type: type[Any] = find(self.endpoint(name)["takes"]["type"], None) or BaseDocument
         else:
             document_type = self._document_type_of(value, name)
