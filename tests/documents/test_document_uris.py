@@ -138,7 +138,7 @@ def test_read_uri_rejects_http_body_over_max_bytes(address: str, path: str, reas
 
 @pytest.mark.parametrize("path", ["silent", "drip"])
 def test_read_uri_times_out(address: str, path: str) -> None:
-    with pytest.raises(UriTimeoutError, match=f"/{path}: no complete answer within 0.3 seconds") as caught:
+    with pytest.raises(UriTimeoutError, match=f"/{path}: no complete response within 0.3 seconds") as caught:
         read_uri(f"{address}/{path}", timeout=0.3)
     assert isinstance(caught.value, TimeoutError)
 
