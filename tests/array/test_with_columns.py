@@ -121,8 +121,10 @@ def test_with_columns_accepts_nested_batches_and_columns() -> None:
     assert predicted.validity("label").tolist() == [True, False, True]
 
 
+@pytest.mark.needs("torch")
 def test_with_columns_keeps_framework_of_existing_columns() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     batch = photos().to_framework("torch")
     predicted = batch.with_columns(Predicted, prediction=torch.arange(3))
     assert predicted.pixels is batch.pixels

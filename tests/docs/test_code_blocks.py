@@ -36,11 +36,12 @@ def files_of(page: str) -> dict[str, str]:
 
 
 def needs_of(blocks: list[str]) -> list[str]:
-    """Return the optional modules that the blocks import."""
+    """Return the optional modules that the blocks import, or that the packages of quire in them need."""
     nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return sorted({name.split(".")[0] for name in names} - CORE - sys.stdlib_module_names)
+    needed = {"pyarrow"} if any(name.startswith(("quire.storage", "quire.distributed")) for name in names) else set()
+    return sorted(needed | {name.split(".")[0] for name in names} - CORE - sys.stdlib_module_names)
 
 
 def run(block: str, path: Path | str, namespace: dict[str, object]) -> None:
