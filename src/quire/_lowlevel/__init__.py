@@ -1,4 +1,4 @@
-"""Raw memory, memory reuse and fork handling: all that quire does behind the back of Python's memory management.
+"""Raw memory, memory reuse and fork handling: everything that bypasses the memory management of Python.
 
 No other package uses addresses, `ctypes`, `madvise`, `memfd_create` or `os.register_at_fork`. Each technique below says
 why it is correct, what can go wrong, and what replaces it. The environment variable `QUIRE_SAFE=1` selects the
