@@ -66,11 +66,15 @@ def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
     fields = state["__dict__"]
     memo: dict[Any, Any] = {}
     changes: dict[str, Any] = {}
-    if tensors := _find_tensors(fields):
+    tensor_fields, container_fields = _fields_with_tensors(schema)
+    tensors = _find_tensors({name: fields.get(name) for name in tensor_fields})
+    if tensors:
         unshared = _find_unshared(fields, tensors)
         for name, framework in tensors.items():
-            changes[name] = framework.to_pickle(fields[name], memo, alone=name in unshared)
-    for name in _containers_of_tensors(schema):
+            value = framework.to_pickle(fields[name], memo, alone=name in unshared)
+            if value is not fields[name]:
+                changes[name] = value
+    for name in container_fields:
         if name in fields:
             changes[name] = to_picklable(fields[name], memo)
     if changes:
@@ -84,23 +88,21 @@ def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
 _MORE_STATE = ("__pydantic_extra__", "__pydantic_private__")
 
 
-def _containers_of_tensors(schema: Schema) -> tuple[str, ...]:
-    """Return the fields whose values may be lists or dicts with tensors in them."""
-    names: tuple[str, ...] | None = schema.notes.get("containers of tensors")
+def _fields_with_tensors(schema: Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields whose values are tensors, and those whose values may be lists or dicts with tensors in them."""
+    names: tuple[tuple[str, ...], tuple[str, ...]] | None = schema.notes.get("fields with tensors")
     if names is None:
-        holders = [field for field in schema.fields if field.kind is not FieldKind.TENSOR and field.may_contain_tensors]
-        names = schema.notes["containers of tensors"] = tuple(field.name for field in holders)
+        fields = [field for field in schema.fields if field.kind is FieldKind.TENSOR or field.may_contain_tensors]
+        names = schema.notes["fields with tensors"] = (
+            tuple(field.name for field in fields if field.kind is FieldKind.TENSOR),
+            tuple(field.name for field in fields if field.kind is not FieldKind.TENSOR),
+        )
     return names
 
 
 def _find_tensors(fields: dict[str, Any]) -> dict[str, Framework]:
     """Return the frameworks of the fields that are tensors."""
-    tensors: dict[str, Framework] = {}
-    for name, value in fields.items():
-        framework = framework_of(value)
-        if framework is not None:
-            tensors[name] = framework
-    return tensors
+    return {name: framework for name, value in fields.items() if (framework := framework_of(value)) is not None}
 
 
 def _find_unshared(fields: dict[str, Any], tensors: dict[str, Framework]) -> list[str]:
