@@ -194,14 +194,111 @@ def test_files_without_metadata_have_path_mime_type_and_content(
     assert [Path(row["uri"]).name for row in rows(tmp_path / "texts.ndjson", capsys)] == ["a.txt", "b"]
 
 
-@pytest.mark.parametrize("path", ["../out.txt", "/tmp/out.txt", "a/../../b", "metadata.jsonl", "a\\b"])
-def test_convert_rejects_paths_outside_the_folder(
+BAD_PATHS = {
+    "../out.txt": "leads out of the folder",
+    "/tmp/out.txt": "leads out of the folder",
+    "a/../../b": "leads out of the folder",
+    "a\\b": "leads out of the folder",
+    "a\0b": "leads out of the folder",
+    ".": "is not the name of a file",
+    "metadata.jsonl": "is that of the file with the other fields",
+    "a/metadata.jsonl": "is that of the file with the other fields",
+    ".hidden": "hidden files of a folder are not read back",
+    "a/.b/c": "hidden files of a folder are not read back",
+}
+
+
+@pytest.mark.parametrize("path", BAD_PATHS, ids=ascii)
+def test_convert_rejects_paths_that_are_no_files_of_the_folder(
     path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.ndjson").write_text(json.dumps({"path": path, "text": "x"}) + "\n")
     assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
-    assert "leads out of the folder" in capsys.readouterr().err
+    assert BAD_PATHS[path] in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
+
+
+@pytest.mark.parametrize(
+    "paths", [["a.txt", "a.txt"], ["a.txt", "./a.txt"], ["a", "a/b"], ["a/b", "a"], [None, "00000000.txt"]], ids=str
+)
+def test_convert_rejects_documents_with_the_same_path(
+    paths: list[str | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [json.dumps({"path": path, "text": f"text {number}"}) for number, path in enumerate(paths)]
+    (tmp_path / "rows.ndjson").write_text("\n".join(lines))
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
+    assert f"row 1: the path {str(Path(str(paths[1])))!r} belongs to another document" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
+
+
+def test_convert_rejects_a_field_that_metadata_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.ndjson").write_text('{"file_name": "mine", "text": "x"}\n')
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
+    assert "row 0: metadata.jsonl names the file of a row in 'file_name'" in capsys.readouterr().err
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "file_name") == 0
+
+
+def test_files_keep_paths_that_do_not_name_them_as_fields(tmp_path: Path) -> None:
+    lines = ['{"path": [1, 2], "text": "a"}', '{"path": null, "text": "b"}', '{"path": "kept.txt", "text": null}']
+    (tmp_path / "rows.ndjson").write_text("\n".join(lines))
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 0
+    metadata = [json.loads(line) for line in (tmp_path / "out" / "metadata.jsonl").read_text().splitlines()]
+    assert metadata == [
+        {"file_name": "00000000.txt", "path": [1, 2]},
+        {"file_name": "00000001.txt", "path": None},
+        {"path": "kept.txt"},
+    ]
+
+
+def test_files_have_the_suffix_of_their_content(tmp_path: Path) -> None:
+    starts = [b"RIFF1234WAVEfmt ", b"RIFF1234WEBPVP8 ", b"RIFF1234AVI LIST", b"%PDF-1.7", b"\x89PNG\r\n\x1a\n", b"?"]
+    docs = DocumentArray[Attachment]([Attachment(content=start) for start in starts])
+    write_dataset(docs, tmp_path / "docs")
+    assert convert(tmp_path / "docs", tmp_path / "out", "--to", "files") == 0
+    names = sorted(file.name for file in (tmp_path / "out").iterdir())
+    suffixes = [".wav", ".webp", ".avi", ".pdf", ".png", ".bin"]
+    assert names == [*(f"{row:08d}{suffix}" for row, suffix in enumerate(suffixes)), "metadata.jsonl"]
+
+
+class Attachment(BaseDocument):
+    content: bytes
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.ndjson", "rows"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_convert_accepts_a_byte_order_mark(
+    name: str, typed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = '[{"name": "Ada"}]' if name == "rows.json" else '{"name": "Ada"}\n'
+    (tmp_path / name).write_text(content, "utf-8-sig")
+    document = ["--document", "tests.cli.test_convert:Person"] if typed else []
+    assert convert(tmp_path / name, tmp_path / "out.parquet", *document) == 0
+    assert [row["name"] for row in rows(tmp_path / "out.parquet", capsys)] == ["Ada"]
+
+
+@pytest.mark.parametrize("content", ["5", '"text"', "null", "true", "", "x"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_convert_rejects_json_that_holds_no_rows(
+    content: str, typed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.json").write_text(content)
+    document = ["--document", "tests.cli.test_convert:Person"] if typed else []
+    assert convert(tmp_path / "rows.json", tmp_path / "out.parquet", *document) == 1
+    assert f"a JSON file holds an object or a list of objects, and this one starts with {content!r}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_convert_rejects_other_encodings_and_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.json").write_text('[{"name": "Ada"}]', "utf-16")
+    assert convert(tmp_path / "rows.json", tmp_path / "out.parquet") == 1
+    assert "the file is UTF-16, and JSON is read as UTF-8" in capsys.readouterr().err
+    (tmp_path / "rows.json").write_text('[{"name": "Ada"}, 5]')
+    assert convert(tmp_path / "rows.json", tmp_path / "out.parquet") == 1
+    assert "row 1: a row must be a JSON object, got int." in capsys.readouterr().err
 
 
 # --- atomic writes

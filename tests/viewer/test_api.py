@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import tempfile
 import wave
-from datetime import date, time, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from quire import BaseDocument, Document, DocumentArray, DocumentBatch
 from quire.errors import DocumentTypeError, QuireError, StorageError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import AnyTensor, NdArray
-from quire.viewer import Viewer, view
+from quire.viewer import Viewer, _viewer, view
 from tests.viewer.viewer_client import HOSTILE, Client, Place, film, open_client, places, png
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
@@ -113,7 +116,7 @@ FILTERS: dict[str, Any] = {
     "author.name = Ada": lambda p: p.author.name == "Ada",
     'caption ~ "WITH a view"': lambda p: "with a view" in p.caption,
     "caption !~ view": lambda p: "view" not in p.caption,
-    "caption ~ '/number 1\\d+$/'": lambda p: (
+    "caption ~ /number 1\\d+$/": lambda p: (
         p.caption.split(" ")[-1].startswith("1") and len(p.caption.split()[-1]) > 1
     ),
     "caption ~ /^A (lake|town) number [12]$/ and open": lambda p: p.caption == "A town number 2",
@@ -151,7 +154,7 @@ BAD = {
     "and": "must come before 'and'",
     "kind = moon": "Known: hill, lake, town",
     "relief ~ x": "has no text to look in",
-    "caption ~ '/(/'": "is not a regular expression: missing )",
+    "caption ~ /(/": "is not a regular expression: missing )",
     "score is odd": "`missing` or `not missing`",
     "visits in 1": "'(' is missing",
     "(" * 50 + "open" + ")" * 50: "nested more than 20 deep",
@@ -184,6 +187,19 @@ def test_sort_puts_missing_values_last(client: Client, documents: list[Place], p
     expected = sorted(there, key=lambda i: key(documents[i]), reverse=descending) + missing
     answer = client.get_json("rows", sort=path, desc=str(descending).lower(), count=300)
     assert [row["row"] for row in answer["rows"]] == expected
+
+
+class Event(BaseDocument):
+    start: datetime | None = None
+
+
+@pytest.mark.parametrize("zone", [None, timezone.utc, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))])
+def test_sort_orders_the_first_and_the_last_datetimes(zone: timezone | None) -> None:
+    step = timedelta(microseconds=1)
+    starts = [datetime.max, datetime.min + step, None, datetime(1970, 1, 1), datetime.min, datetime.max - step]  # noqa: DTZ001, DTZ901
+    events = [Event(start=None if start is None else start.replace(tzinfo=zone)) for start in starts]
+    with open_client(DocumentArray[Event](events)) as client:
+        assert [row["row"] for row in client.get_json("rows", sort="start")["rows"]] == [4, 1, 3, 5, 0, 2]
 
 
 def test_place_returns_the_position_of_a_row(client: Client) -> None:
@@ -444,6 +460,38 @@ def test_close_removes_the_temporary_folder() -> None:
     assert folder.exists()
     viewer.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("step", ["make_app", "uvicorn", "threading"])
+def test_failed_start_releases_the_folder_and_the_port(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[str] = []
+    sockets: list[socket.socket] = []
+
+    def create_folder(**options: Any) -> str:
+        folders.append(create(**options))
+        return folders[-1]
+
+    def open_socket(port: int) -> socket.socket:
+        sockets.append(bind(port))
+        return sockets[-1]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start")
+
+    create, bind = tempfile.mkdtemp, _viewer._bind
+    monkeypatch.setattr("quire.viewer._viewer.tempfile.mkdtemp", create_folder)
+    monkeypatch.setattr(_viewer, "_bind", open_socket)
+    failing = {
+        "make_app": fail,
+        "uvicorn": SimpleNamespace(Config=fail, Server=fail),
+        "threading": SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=fail)),
+    }
+    monkeypatch.setattr(_viewer, step, failing[step])
+    with pytest.raises(RuntimeError, match="can't start"):
+        view(DocumentArray[Plain]([Plain(name="x")]), browser=False)
+    assert len(folders) == len(sockets) == 1
+    assert not Path(folders[0]).exists()
+    assert sockets[0].fileno() == -1
 
 
 def test_view_starts_a_viewer() -> None:

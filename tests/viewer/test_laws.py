@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import wave
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,9 @@ from quire.viewer._api import RangeNotSatisfiableError, parse_range
 from quire.viewer._cache import Cache
 from quire.viewer._embeddings import project_pca
 from quire.viewer._filter import FilterError, parse_filter
-from quire.viewer._media import encode_wav, render_image, render_tensor
-from quire.viewer._media_types import decode_data_uri, detect_media_type, tensor_display
+from quire.viewer._media import render_image, render_tensor
 from quire.viewer._row_order import RowOrders, Selection, find_matching_rows
+from quire.viewer._tensor_display import tensor_display
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av")
 
@@ -130,7 +128,7 @@ def test_order_contains_every_row_once(pages: Pages, path: str, descending: bool
     assert sorted(rows.tolist()) == list(range(60))
 
 
-# --- ranges, media types, images, audio
+# --- ranges and images
 
 
 @given(header=st.text(max_size=20) | st.from_regex(r"bytes=\d{0,4}-\d{0,4}"), size=st.integers(0, 3000))
@@ -140,18 +138,6 @@ def test_range_is_within_the_content(header: str, size: int) -> None:
     except RangeNotSatisfiableError:
         return
     assert byte_range is None or 0 <= byte_range[0] < byte_range[1] <= size
-
-
-@given(content=st.binary(max_size=64))
-def test_media_type_of_any_bytes_is_known_or_none(content: bytes) -> None:
-    media_type = detect_media_type(content)
-    assert media_type is None or media_type.partition("/")[0] in ("image", "audio", "video")
-
-
-@given(text=st.text(max_size=40))
-def test_data_uri_of_any_text_is_bytes_or_none(text: str) -> None:
-    for variant in (text, f"data:image/png,{text}", f"data:image/png;base64,{text}"):
-        assert isinstance(decode_data_uri(variant), (bytes, type(None)))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "float16", "float32", "float64", "bool", "complex64"])
@@ -184,33 +170,6 @@ def test_render_image_accepts_every_mode(mode: str) -> None:
 def test_render_image_rejects_invalid_bytes(content: bytes) -> None:
     with pytest.raises(DecodeError):
         render_image(b"\x89PNG\r\n\x1a\n" + content, 96)
-
-
-@pytest.mark.parametrize(
-    ("samples", "first"),
-    [
-        (np.array([1.0, -1.0, 2.0], np.float32), 32767),
-        (np.array([32767, 0], np.int16), 32767),
-        (np.array([255, 128], np.uint8), 32512),
-        (np.array([2**31 - 1, 0], np.int32), 32767),
-    ],
-)
-def test_encode_wav_converts_samples_to_16_bits(samples: Any, first: int) -> None:
-    with wave.open(io.BytesIO(encode_wav(samples, 8000))) as file:
-        assert np.frombuffer(file.readframes(10), "<i2")[0] == first
-        assert file.getnframes() == len(samples)
-
-
-@pytest.mark.parametrize(("shape", "channels"), [((100, 2), 2), ((2, 100), 2), ((100, 1), 1), ((100,), 1)])
-def test_encode_wav_finds_channels_on_either_axis(shape: tuple[int, ...], channels: int) -> None:
-    with wave.open(io.BytesIO(encode_wav(np.zeros(shape, np.float32), 8000.0))) as file:
-        assert (file.getnchannels(), file.getnframes()) == (channels, 100)
-
-
-@pytest.mark.parametrize("rate", [0, -1, None, "8000", float("nan"), 10**9])
-def test_encode_wav_rejects_invalid_rates(rate: Any) -> None:
-    with pytest.raises(DecodeError, match="sample rate"):
-        encode_wav(np.zeros(10), rate)
 
 
 def test_tensor_display_depends_on_shape_and_dtype() -> None:
@@ -254,9 +213,3 @@ def test_first_principal_component_has_the_most_variance(width: int, rows: int, 
     assert explained[0] >= explained[1] >= 0
     assert sum(explained) <= 1 + 1e-9
     assert points[:, 0].var() >= points[:, 1].var() - 1e-9
-
-
-def test_data_uri_decodes_media_only(tmp_path: Path) -> None:
-    assert decode_data_uri("data:image/png;base64,AAAA") == b"\0\0\0"
-    assert decode_data_uri("data:text/html,<b>") is None
-    assert decode_data_uri(str(tmp_path)) is None

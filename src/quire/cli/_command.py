@@ -17,7 +17,7 @@ from quire.display import print_rich, rows_table
 from quire.errors import PathError, SchemaError, did_you_mean
 
 if TYPE_CHECKING:
-    from quire.cli._sources import Source
+    from quire.cli._sources import DocumentSource
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
     """The object that commands are added to; argparse has no public name for it."""
@@ -64,10 +64,10 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
-def source_from_options(options: argparse.Namespace, sample: int | None = None) -> Source:
+def source_from_options(options: argparse.Namespace, sample: int | None = None) -> DocumentSource:
     """Open the source that `add_source_arguments` describes; infer its class from at most `sample` rows."""
     sources = import_module("quire.cli._sources")  # imports the readers of all formats
-    source: Source = sources.open_source(
+    source: DocumentSource = sources.open_source(
         options.path,
         sources.SourceOptions(
             None if options.document is None else import_document_type(options.document),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 from collections.abc import Iterator
@@ -54,8 +55,9 @@ def detect_format(path: str) -> str:
         start = file.read(64)
     if is_stream(start) or compression_of(start[:8]) is not None:
         return "quire"
-    if start.lstrip()[:1] in (b"[", b"{"):
-        return "json" if start.lstrip()[:1] == b"[" else "ndjson"
+    first = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    if first in (b"[", b"{"):
+        return "json" if first == b"[" else "ndjson"
     raise OptionError(f"{path}: the format of the file is unknown: pass --from {' or '.join(SOURCE_FORMATS)}.")
 
 

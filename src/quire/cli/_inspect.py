@@ -20,7 +20,7 @@ from quire.cli._command import (
     source_from_options,
     write_json,
 )
-from quire.cli._sources import Source, item_rows
+from quire.cli._sources import DocumentSource, item_rows
 from quire.codec import Leaf, leaves, to_json
 from quire.columns import ColumnStatistics
 from quire.display import document_tree, one_line, print_rich, schema_tree, track
@@ -110,7 +110,7 @@ def _describe_field(field: Field, depth: int) -> dict[str, Any]:
     return description
 
 
-def _print_facts(source: Source) -> None:
+def _print_facts(source: DocumentSource) -> None:
     facts = dict(source.facts)
     columns, shards = facts.pop("columns", None), facts.pop("columns_of_shards", 0)
     facts.pop("rows", None)
@@ -122,7 +122,7 @@ def _print_facts(source: Source) -> None:
                 one_line(path),
                 column["compression"],
                 format_bytes(column["bytes"]),
-                format_bytes(column["unpacked_bytes"]),
+                format_bytes(column["uncompressed_bytes"]),
             ]
             for path, column in columns.items()
         ]
@@ -235,7 +235,7 @@ def run_stats(options: argparse.Namespace) -> None:
         _print_statistics(statistics)
 
 
-def _compute_statistics(options: argparse.Namespace, source: Source) -> dict[str, ColumnStatistics]:
+def _compute_statistics(options: argparse.Namespace, source: DocumentSource) -> dict[str, ColumnStatistics]:
     return source.statistics(parse_names(options.columns), options.rows, options.bins, options.seed)
 
 
@@ -321,7 +321,7 @@ def run_verify(options: argparse.Namespace) -> int:
     return DAMAGED if faults else 0
 
 
-def _find_faults(source: Source) -> tuple[int, list[dict[str, str]]]:
+def _find_faults(source: DocumentSource) -> tuple[int, list[dict[str, str]]]:
     """Read everything; return the number of readable rows, and the faults."""
     if source.dataset is not None:
         faults = source.dataset.faults()

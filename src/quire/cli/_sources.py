@@ -1,15 +1,15 @@
 """Sources: datasets and files of every readable format, opened with one interface.
 
-`open_source` returns a `Source`: the document class, given or inferred; the number of rows and bytes, where known; and
-the documents, read lazily.
+`open_source` returns a `DocumentSource`: the document class, passed or inferred; the number of rows and bytes, where
+known; and the documents, read lazily.
 """
 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import importlib
-import json
 import lzma
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,7 +64,7 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
-class Source:
+class DocumentSource:
     """Documents of any format."""
 
     path: str
@@ -86,7 +86,7 @@ class Source:
 
     def documents(self, start: int = 0) -> Iterator[Any]:
         """Yield the documents from row `start` on. Mapped datasets go there directly, other formats skip rows."""
-        if self.dataset is not None and self.dataset.is_mapped and start:
+        if self.dataset is not None and self.dataset._row_reader.is_mapped and start:
             for first in range(start, len(self.dataset), _BLOCK):
                 yield from self.dataset[first : first + _BLOCK]
             return
@@ -127,7 +127,7 @@ class Source:
                 return
 
 
-def open_source(path: str, options: SourceOptions) -> Source:
+def open_source(path: str, options: SourceOptions) -> DocumentSource:
     """Open a file, a folder or a URL."""
     source_format = options.format or detect_format(path)
     if source_format in IMPORTED_FORMATS:
@@ -137,7 +137,7 @@ def open_source(path: str, options: SourceOptions) -> Source:
             options.allow_pickle, options.images, Path(path).name, options.split, extra=options.extra or "ignore"
         )
         reading = importers.IMPORTERS[source_format](path, options.document_type, import_options)
-        return Source(path, source_format, reading.document_type, reading.total, None, lambda: reading.rows(0))
+        return DocumentSource(path, source_format, reading.document_type, reading.total, None, lambda: reading.rows(0))
     if source_format != "dataset" and options.columns is not None:
         raise OptionError(f"{path}: columns are chosen of datasets, Parquet and Arrow; this is {source_format}.")
     return _OPENERS[source_format](path, options)
@@ -157,7 +157,7 @@ def item_rows(item: object) -> int:
 # --- datasets
 
 
-def _open_dataset(path: str, options: SourceOptions) -> Source:
+def _open_dataset(path: str, options: SourceOptions) -> DocumentSource:
     dataset: StoredDataset[Any] = load_storage().open_dataset(
         path, options.document_type, columns=options.columns, extra=options.extra or "ignore"
     )
@@ -171,9 +171,9 @@ def _open_dataset(path: str, options: SourceOptions) -> Source:
 
     def items() -> Iterator[Any]:
         batch: Any = DocumentBatch[dataset.schema.document_type]  # type: ignore[name-defined]
-        return map(batch._wrap, dataset.read_parts())
+        return map(batch._wrap, dataset._row_reader.read_parts())
 
-    return Source(path, "dataset", dataset.document_type, len(dataset), dataset.nbytes, items, facts, dataset)
+    return DocumentSource(path, "dataset", dataset.document_type, len(dataset), dataset.nbytes, items, facts, dataset)
 
 
 def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
                 entry[1] += column.total_compressed_size
                 entry[2] += column.total_uncompressed_size
     columns = {
-        path: {"compression": "/".join(sorted(names)), "bytes": compressed, "unpacked_bytes": uncompressed}
+        path: {"compression": "/".join(sorted(names)), "bytes": compressed, "uncompressed_bytes": uncompressed}
         for path, (names, compressed, uncompressed) in sizes.items()
     }
     return {"columns": columns, "columns_of_shards": len(chosen)} if columns else {}
@@ -206,7 +206,7 @@ def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
 # --- text files
 
 
-def _open_csv(path: str, options: SourceOptions) -> Source:
+def _open_csv(path: str, options: SourceOptions) -> DocumentSource:
     layout = csv_options(path, options.delimiter)
     document_type, rows = options.document_type, None
     if document_type is None:
@@ -217,7 +217,7 @@ def _open_csv(path: str, options: SourceOptions) -> Source:
         with _open_text(path) as file:
             yield from iter_csv(document_type, file, layout, options.extra or "forbid")
 
-    return Source(path, "csv", document_type, rows, _size(path), items)
+    return DocumentSource(path, "csv", document_type, rows, _size(path), items)
 
 
 def csv_options(path: str, delimiter: str | None) -> CsvOptions:
@@ -225,7 +225,7 @@ def csv_options(path: str, delimiter: str | None) -> CsvOptions:
     return CsvOptions(delimiter or ("\t" if ".tsv" in Path(path).suffixes else None))
 
 
-def _open_ndjson(path: str, options: SourceOptions) -> Source:
+def _open_ndjson(path: str, options: SourceOptions) -> DocumentSource:
     document_type, rows = options.document_type, None
     if document_type is None:
         with _open_text(path) as file, text_lines(file, "utf-8") as lines:
@@ -235,24 +235,31 @@ def _open_ndjson(path: str, options: SourceOptions) -> Source:
         with _open_text(path) as file:
             yield from iter_ndjson(document_type, file, extra=options.extra or "forbid")
 
-    return Source(path, "ndjson", document_type, rows, _size(path), items)
+    return DocumentSource(path, "ndjson", document_type, rows, _size(path), items)
 
 
-def _open_json(path: str, options: SourceOptions) -> Source:
+def _open_json(path: str, options: SourceOptions) -> DocumentSource:
     with _open_text(path) as file:
-        text = file.read()
-    if text.lstrip()[:1] == b"{":
+        text = file.read().removeprefix(codecs.BOM_UTF8).strip()
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DecodeError(f"{path}: the file is UTF-16, and JSON is read as UTF-8: convert its encoding first.")
+    if text[:1] == b"{":
         text = b"[" + text + b"]"
+    elif text[:1] != b"[":
+        raise DecodeError(
+            f"{path}: a JSON file holds an object or a list of objects, and this one starts with "
+            f"{text[:20].decode('utf-8', 'replace')!r}."
+        )
     document_type = options.document_type
     if document_type is None:
         try:
             rows = parse_json(text)
         except ValueError as error:
             raise DecodeError(f"{path}: invalid JSON: {error}.") from error
-        objects = (_parse_object(json.dumps(row), f"{path}, row {number}") for number, row in enumerate(rows))
+        objects = (_check_object(row, f"{path}, row {number}") for number, row in enumerate(rows))
         document_type, _ = infer_document_type(objects, _stem(path))
     documents = rows_from_json(document_type, text, extra=options.extra or "forbid")
-    return Source(path, "json", document_type, len(documents), _size(path), lambda: iter(documents))
+    return DocumentSource(path, "json", document_type, len(documents), _size(path), lambda: iter(documents))
 
 
 @contextmanager
@@ -275,14 +282,15 @@ def _open_text(path: str) -> Iterator[IO[bytes]]:
 def _parse_lines(lines: Iterator[str], path: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _parse_object(line, f"{path}, line {number}")
+            where = f"{path}, line {number}"
+            try:
+                value = parse_json(line)
+            except ValueError as error:
+                raise DecodeError(f"{where}: invalid JSON: {error}.") from error
+            yield _check_object(value, where)
 
 
-def _parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise DecodeError(f"{where}: invalid JSON: {error}.") from error
+def _check_object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DecodeError(f"{where}: a row must be a JSON object, got {type(value).__name__}.")
     return value
@@ -291,7 +299,7 @@ def _parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 # --- quire's own files
 
 
-def _open_binary(path: str, options: SourceOptions) -> Source:
+def _open_binary(path: str, options: SourceOptions) -> DocumentSource:
     """Open what `save_binary` or `push` wrote; documents of a class that is not imported get an inferred class."""
     is_remote = "://" in path  # a remote file is streamed: its header cannot be read in advance
     type_name, facts = ("", {}) if is_remote else _read_header(path)
@@ -305,14 +313,14 @@ def _open_binary(path: str, options: SourceOptions) -> Source:
 
     rows = facts.get("rows")
     if document_type is not None:
-        return Source(path, "quire", document_type, rows, _size(path), documents, facts)
+        return DocumentSource(path, "quire", document_type, rows, _size(path), documents, facts)
     class_name = type_name.rpartition(":")[2] or _stem(path)
     document_type, count = infer_document_type(documents(), class_name, options.sample)
 
     def converted() -> Iterator[Any]:
         return (from_dict(document_type, to_plain(document)) for document in documents())
 
-    return Source(path, "quire", document_type, count if rows is None else rows, _size(path), converted, facts)
+    return DocumentSource(path, "quire", document_type, count if rows is None else rows, _size(path), converted, facts)
 
 
 def _read_header(path: str) -> tuple[str, dict[str, Any]]:
@@ -344,7 +352,7 @@ class File(Row):
     content: bytes
 
 
-def _open_files(path: str, options: SourceOptions) -> Source:
+def _open_files(path: str, options: SourceOptions) -> DocumentSource:
     """Open a folder as one document per file; `metadata.jsonl` adds fields."""
     folder = Path(path)
     files = [file for file in iter_files(folder) if file.name != METADATA_FILE]
@@ -361,7 +369,7 @@ def _open_files(path: str, options: SourceOptions) -> Source:
             for file in files:
                 yield from documents_of_files(array, [str(file)], read_mode=mode, to_dataturi=False)
 
-        return Source(path, "files", options.document_type, len(files), size, documents)
+        return DocumentSource(path, "files", options.document_type, len(files), size, documents)
     metadata: dict[str, dict[str, Any]] = {}
     if (folder / METADATA_FILE).exists():
         with text_lines(folder / METADATA_FILE, "utf-8") as lines:
@@ -379,7 +387,7 @@ def _open_files(path: str, options: SourceOptions) -> Source:
     def items() -> Iterator[Any]:
         return (from_dict(document_type, row(file, file.read_bytes())) for file in files)
 
-    return Source(path, "files", document_type, len(files), size, items, {"metadata": bool(metadata)})
+    return DocumentSource(path, "files", document_type, len(files), size, items, {"metadata": bool(metadata)})
 
 
 def _stem(path: str) -> str:
@@ -390,7 +398,7 @@ def _size(path: str) -> int | None:
     return None if "://" in path else Path(path).stat().st_size
 
 
-_OPENERS: dict[str, Callable[[str, SourceOptions], Source]] = {
+_OPENERS: dict[str, Callable[[str, SourceOptions], DocumentSource]] = {
     "dataset": _open_dataset,
     "quire": _open_binary,
     "csv": _open_csv,

@@ -19,12 +19,12 @@ from pydantic_core import PydanticSerializationError
 
 from quire.array import DocumentArray, DocumentBatch
 from quire.cli._formats import format_from_suffix
-from quire.cli._sources import METADATA_FILE, Source, csv_options, load_storage
+from quire.cli._sources import METADATA_FILE, DocumentSource, csv_options, load_storage
 from quire.codec import TensorForm, from_suffixes, to_json, to_ndjson, write_csv
 from quire.display import as_picture
 from quire.errors import EncodeError, OptionError, PathError, StorageError, did_you_mean
 from quire.files import open_target
-from quire.media import encode_image
+from quire.media import MEDIA_SUFFIXES, detect_media_type, encode_image
 from quire.schema import FieldKind, Schema
 from quire.tensors import framework_of
 
@@ -66,7 +66,7 @@ def check_target_is_free(path: str, options: TargetOptions) -> None:
     raise StorageError(f"{path}: the target exists already. Pass --force to replace it, or choose another name.")
 
 
-def write_target(source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
+def write_target(source: DocumentSource, items: Iterator[Any], path: str, options: TargetOptions) -> None:
     """Write the documents and batches of a source."""
     chosen = target_format(path, options)
     if chosen in _FOLDER_FORMATS or (chosen in ("parquet", "arrow") and format_from_suffix(path) != chosen):
@@ -125,7 +125,7 @@ def _open_text(path: str, options: TargetOptions) -> Iterator[IO[bytes]]:
 # --- folders
 
 
-def _write_folder(chosen: str, source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
+def _write_folder(chosen: str, source: DocumentSource, items: Iterator[Any], path: str, options: TargetOptions) -> None:
     if "://" in path:
         if chosen in _FOLDER_FORMATS:
             raise OptionError(
@@ -142,7 +142,9 @@ def _write_folder(chosen: str, source: Source, items: Iterator[Any], path: str, 
             _write_dataset(chosen, source, items, str(folder), options)
 
 
-def _write_dataset(chosen: str, source: Source, items: Iterator[Any], path: str, options: TargetOptions) -> None:
+def _write_dataset(
+    chosen: str, source: DocumentSource, items: Iterator[Any], path: str, options: TargetOptions
+) -> None:
     write_options: dict[str, Any] = {"tensor_storage": options.tensor_storage}
     if options.shard_bytes is not None:
         write_options["shard_bytes"] = options.shard_bytes
@@ -180,22 +182,15 @@ def _replace_folder(target: Path) -> Iterator[Path]:
 
 # --- a folder of files
 
-_SIGNATURES = (
-    (b"\x89PNG", ".png"),
-    (b"\xff\xd8\xff", ".jpg"),
-    (b"GIF8", ".gif"),
-    (b"RIFF", ".wav"),
-    (b"ID3", ".mp3"),
-    (b"OggS", ".ogg"),
-    (b"fLaC", ".flac"),
-    (b"%PDF", ".pdf"),
-    (b"\x1aE\xdf\xa3", ".webm"),
-)
 _CONTENT_KINDS = (FieldKind.BYTES, FieldKind.TENSOR, FieldKind.TEXT)
 
 
 def write_files(schema: Schema, documents: Iterator[Any], folder: Path, content: str | None) -> None:
-    """Write the field `content` of each document as a file, and the other fields as a line of `metadata.jsonl`."""
+    """Write the field `content` of each document as a file, and the other fields as a line of `metadata.jsonl`.
+
+    The field `path` is the name of the file if it is a text; other files are named by their row. A path that leads out
+    of the folder, or that another document has, raises `EncodeError`: nothing is overwritten.
+    """
     name = _content_field(schema, content)
     with (folder / METADATA_FILE).open("w", encoding="utf-8") as lines:
         for row, document in enumerate(documents):
@@ -204,15 +199,25 @@ def write_files(schema: Schema, documents: Iterator[Any], folder: Path, content:
             except (PydanticSerializationError, UnicodeError) as error:
                 raise EncodeError(f"{type(document).__name__}, row {row}: {error}") from error
             fields = json.loads(text)
-            path = fields.pop("path", None)
+            if "file_name" in fields:
+                raise EncodeError(
+                    f"{schema.name}, row {row}: {METADATA_FILE} names the file of a row in 'file_name', so a field of "
+                    "that name cannot be written: rename it, or choose it with --content."
+                )
             data, suffix = _encode_content(getattr(document, name), f"{schema.name}.{name}, row {row}")
             if data is not None:
-                file_name = _file_name(path, row, suffix)
+                path = fields.pop("path") if isinstance(fields.get("path"), str) and fields["path"] else None
+                file_name = f"{row:08d}{suffix}" if path is None else _check_file_name(path, row)
                 file = folder / file_name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                if file.exists():
-                    raise EncodeError(f"two documents have the path {file_name!r}.")
-                file.write_bytes(data)
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with file.open("xb") as target:
+                        target.write(data)
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise EncodeError(
+                        f"{schema.name}, row {row}: the path {file_name!r} belongs to another document, or one of its "
+                        "folders is the file of another document. Paths must be unique."
+                    ) from error
                 fields = {"file_name": file_name, **fields}
             lines.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
@@ -235,8 +240,8 @@ def _encode_content(value: Any, where: str) -> tuple[bytes | None, str]:
     if value is None:
         return None, ""
     if isinstance(value, (bytes, bytearray)):
-        suffix = next((suffix for signature, suffix in _SIGNATURES if value.startswith(signature)), ".bin")
-        return bytes(value), ".webp" if value[8:12] == b"WEBP" else ".mp4" if value[4:8] == b"ftyp" else suffix
+        suffix = ".pdf" if value.startswith(b"%PDF") else MEDIA_SUFFIXES.get(detect_media_type(value) or "", ".bin")
+        return bytes(value), suffix
     if isinstance(value, str):
         return value.encode(), ".txt"
     framework = framework_of(value)
@@ -253,11 +258,15 @@ def _encode_content(value: Any, where: str) -> tuple[bytes | None, str]:
     )
 
 
-def _file_name(path: object, row: int, suffix: str) -> str:
-    """Return the path that the document names, checked to be inside the folder; otherwise the row number."""
-    if not isinstance(path, str) or not path:
-        return f"{row:08d}{suffix}"
+def _check_file_name(path: str, row: int) -> str:
+    """Return the path of a document in its normal form; raise if it could lead out of the folder on any system."""
     place = PurePosixPath(path)
-    if place.is_absolute() or ".." in place.parts or "\\" in path or "\0" in path or place.name in ("", METADATA_FILE):
-        raise EncodeError(f"row {row}: the path {path!r} leads out of the folder.")
+    # Backslashes separate folders on Windows, where a colon follows a drive, or names a stream of another file.
+    is_outside = place.is_absolute() or ".." in place.parts or "\\" in path or (os.name == "nt" and ":" in path)
+    if is_outside or "\0" in path or not place.name:
+        raise EncodeError(f"row {row}: the path {path!r} leads out of the folder, or is not the name of a file.")
+    if place.name == METADATA_FILE:
+        raise EncodeError(f"row {row}: the path {path!r} is that of the file with the other fields.")
+    if any(part.startswith(".") for part in place.parts):
+        raise EncodeError(f"row {row}: the path {path!r} is hidden, and hidden files of a folder are not read back.")
     return str(place)

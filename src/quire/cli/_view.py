@@ -56,22 +56,23 @@ def run(options: argparse.Namespace) -> None:
                 source.items(), document_type=source.document_type, title=options.path, **viewer_options
             )
         viewer.start()
-    gc.freeze()  # modules and the dataset stay alive: exclude them from later collections
-    url = viewer.url
-    if options.json:
-        write_json({"url": url, "rows": len(viewer.dataset)})
-    else:
-        sys.stdout.write(
-            f"{len(viewer.dataset):,} documents at {url}\nThe address works once. Press Ctrl-C to stop the viewer.\n"
-        )
-    sys.stdout.flush()
-    has_desktop = os.name == "nt" or sys.platform == "darwin"
-    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    # Without a desktop, webbrowser may start a browser that takes the terminal over.
-    if not options.no_browser and sys.stdout.isatty() and (has_desktop or has_display):
-        viewer.open()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
     try:
+        gc.freeze()  # modules and the dataset stay alive: exclude them from later collections
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
+        url = viewer.url
+        if options.json:
+            write_json({"url": url, "rows": len(viewer.dataset)})
+        else:
+            sys.stdout.write(
+                f"{len(viewer.dataset):,} documents at {url}\n"
+                "The address works once. Press Ctrl-C to stop the viewer.\n"
+            )
+        sys.stdout.flush()
+        has_desktop = os.name == "nt" or sys.platform == "darwin"
+        has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        # Without a desktop, webbrowser may start a browser that takes the terminal over.
+        if not options.no_browser and sys.stdout.isatty() and (has_desktop or has_display):
+            viewer.open()
         viewer.wait()
     except KeyboardInterrupt:
         sys.stderr.write("stopping\n")

@@ -6,18 +6,25 @@ the only addresses that are read. Images are decoded and encoded again, so only 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire._protocols import DocumentLike, is_document_type
+from quire._protocols import is_document_type
 from quire.display._text import MAX_FIELDS, nested_rows, short_value
 from quire.errors import QuireError
-from quire.files import data_uri_type, read_data_uri, to_data_uri
-from quire.media import decode_image, encode_image
+from quire.files import to_data_uri
+from quire.media import (
+    as_audio_frames,
+    data_uri_family,
+    decode_image,
+    detect_media_type,
+    encode_image,
+    encode_wav,
+    read_media_uri,
+)
 from quire.tensors import framework_of
 
 if TYPE_CHECKING:
@@ -117,8 +124,6 @@ _MIN_SIDE = 8
 _MAX_BYTES, _MAX_PIXELS = 32 << 20, 40_000_000
 _MAX_AUDIO_BYTES = 1 << 20
 """Bytes of audio per value; longer audio is truncated."""
-_IMAGE_MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-_AUDIO_MAGIC = ((b"ID3", "audio/mpeg"), (b"OggS", "audio/ogg"), (b"fLaC", "audio/flac"))
 
 
 def as_picture(array: NDArray[Any]) -> NDArray[np.uint8] | None:
@@ -141,11 +146,11 @@ def render_thumbnail(value: object) -> str | None:
     """Return a small image of a value as a data URI; None if it is not an image, or if Pillow is not installed."""
     try:
         if isinstance(value, str):
-            value = _embedded_bytes(value, "image/")
+            value = read_media_uri(value, _MAX_BYTES) if data_uri_family(value) == "image" else None
         framework = framework_of(value)
         pixels = None
         if isinstance(value, (bytes, bytearray)):
-            if len(value) <= _MAX_BYTES and (value.startswith(_IMAGE_MAGIC) or value[8:12] == b"WEBP"):
+            if len(value) <= _MAX_BYTES and (detect_media_type(value) or "").startswith("image/"):
                 pixels = decode_image(bytes(value), max_pixels=_MAX_PIXELS)
         elif framework is not None and framework.dtype(value) == "uint8" and framework.layout(value) == "dense":
             pixels = as_picture(framework.to_numpy(value))
@@ -158,13 +163,6 @@ def render_thumbnail(value: object) -> str | None:
         return None  # the value is shown as text
 
 
-def _embedded_bytes(text: str, kind: str) -> bytes | None:
-    """Return the bytes of a data URI of a media type ('image/', 'audio/'); None for every other text."""
-    if text[:5].lower() != "data:" or len(text) > 2 * _MAX_BYTES or not data_uri_type(text[:200]).startswith(kind):
-        return None
-    return read_data_uri(text, _MAX_BYTES)
-
-
 def render_audio(value: Any) -> tuple[str, str] | None:
     """Return audio as a data URI with a description; None if the value is not audio.
 
@@ -172,41 +170,23 @@ def render_audio(value: Any) -> tuple[str, str] | None:
     """
     try:
         if isinstance(value, str):
-            value = _embedded_bytes(value, "audio/")
+            value = read_media_uri(value, _MAX_BYTES) if data_uri_family(value) == "audio" else None
         if isinstance(value, (bytes, bytearray)):
-            kind = next((kind for magic, kind in _AUDIO_MAGIC if value.startswith(magic)), None)
-            if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
-                kind = "audio/wav"
-            if kind is None or len(value) > _MAX_AUDIO_BYTES:
+            media_type = detect_media_type(value) or ""
+            if not media_type.startswith("audio/") or len(value) > _MAX_AUDIO_BYTES:
                 return None
-            return to_data_uri(bytes(value), kind, base64=True), f"{len(value):,} bytes"
-        return _render_samples(value) if is_document_type(type(value)) else None
+            return to_data_uri(bytes(value), media_type, base64=True), f"{len(value):,} bytes"
+        fields = value.__dict__ if is_document_type(type(value)) else {}
+        samples, rate = fields.get("tensor"), fields.get("rate")
+        framework = framework_of(samples)
+        if framework is None or not isinstance(rate, int):
+            return None
+        frames = as_audio_frames(framework.to_numpy(samples))
+        max_frames = _MAX_AUDIO_BYTES // (2 * frames.shape[1])
+        content = encode_wav(frames[:max_frames], rate)
+        description = f"{len(frames) / rate:.1f} s"
+        if len(frames) > max_frames:
+            description += f", first {max_frames / rate:.1f} s"
+        return to_data_uri(content, "audio/wav", base64=True), description
     except (QuireError, ValueError):
         return None
-
-
-def _render_samples(document: DocumentLike) -> tuple[str, str] | None:
-    """Render the samples of a document with a rate: (frames) or (frames, channels) of float32, float64 or int16."""
-    samples, rate = document.__dict__.get("tensor"), document.__dict__.get("rate")
-    framework = framework_of(samples)
-    if framework is None or not isinstance(rate, int) or not 0 < rate <= 1_000_000:
-        return None
-    array = framework.to_numpy(samples)
-    array = array[:, None] if array.ndim == 1 else array
-    if array.dtype.name not in ("float32", "float64", "int16") or array.ndim != 2 or not 1 <= array.shape[1] <= 8:
-        return None
-    max_frames = _MAX_AUDIO_BYTES // (2 * array.shape[1])
-    description = f"{len(array) / rate:.1f} s"
-    if len(array) > max_frames:
-        description += f", first {max_frames / rate:.1f} s"
-    return to_data_uri(_encode_wav(array[:max_frames], rate), "audio/wav", base64=True), description
-
-
-def _encode_wav(samples: NDArray[Any], rate: int) -> bytes:
-    """Encode samples as 16-bit PCM in a RIFF file, without PyAV."""
-    if samples.dtype != np.int16:
-        samples = (np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2")
-    data, channels = samples.astype("<i2").tobytes(), samples.shape[1]
-    format_chunk = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2, channels * 2, 16)
-    header = b"RIFF" + struct.pack("<I", 36 + len(data)) + b"WAVEfmt " + struct.pack("<I", 16) + format_chunk
-    return header + b"data" + struct.pack("<I", len(data)) + data

@@ -1,7 +1,7 @@
 """What workers do with the objects of partitions.
 
-A `Transform` turns the object of one partition into another; a `Step` is the work of one task, on the objects of one
-partition or of several. Errors are returned as values (`Failure`), so that no engine retries them in vain.
+A `Transform` turns the object of one partition into another; an `ObjectStep` is the work of one task, on the objects of
+one partition or of several. Errors are returned as values (`PartitionFailure`), so that no engine retries them in vain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from quire.tensors import framework_of_type
 
 
 @dataclass
-class Failure:
+class PartitionFailure:
     """An error in place of the object of a partition."""
 
     partition: int
@@ -54,7 +54,7 @@ class Failure:
     error: BaseException | None
 
     @classmethod
-    def of(cls, partition: int, name: str, error: BaseException) -> Failure:
+    def of(cls, partition: int, name: str, error: BaseException) -> PartitionFailure:
         """Return the failure of the step or transform `name`."""
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return cls(partition, f"partition {partition}: {name}: {summary_of(error)}", text, error)
@@ -166,7 +166,7 @@ class SampleTransform(Transform):
 # --- steps: tasks on the objects of one partition or of several
 
 
-class Step(ABC):
+class ObjectStep(ABC):
     """The work of a task. `outputs` is how many objects it returns in a list; 0 is one object without a list."""
 
     outputs = 0
@@ -174,13 +174,13 @@ class Step(ABC):
 
     def __call__(self, partition: int, values: Sequence[Any], /) -> Any:
         """Return the result of the step; failures among the inputs are passed on."""
-        failed = next((value for value in values if isinstance(value, Failure)), None)
+        failed = next((value for value in values if isinstance(value, PartitionFailure)), None)
         if failed is not None:
             return [failed] * self.outputs if self.outputs else failed
         try:
             return self.work(partition, values)
         except Exception as error:  # noqa: BLE001 - it is raised by the caller
-            failure = Failure.of(partition, self.name, error)
+            failure = PartitionFailure.of(partition, self.name, error)
             return [failure] * self.outputs if self.outputs else failure
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Step(ABC):
 
 
 @dataclass
-class TransformStep(Step):
+class TransformStep(ObjectStep):
     """Apply transforms in order. With `copies`, the first gets its own copy of the object to change."""
 
     transforms: tuple[Transform, ...]
@@ -202,11 +202,11 @@ class TransformStep(Step):
             try:
                 value = transform(partition, value)
             except Exception as error:  # noqa: BLE001 - here it is known which transform failed
-                return Failure.of(partition, transform.name, error)
+                return PartitionFailure.of(partition, transform.name, error)
         return value
 
 
-class CountStep(Step):
+class CountStep(ObjectStep):
     """Count the rows."""
 
     name = "len()"
@@ -215,7 +215,7 @@ class CountStep(Step):
         return count_rows(values[0])
 
 
-class PairStep(Step):
+class PairStep(ObjectStep):
     """Pair the objects of two partitions."""
 
     name = "zip()"
@@ -224,7 +224,7 @@ class PairStep(Step):
         return tuple(values)
 
 
-class ConcatStep(Step):
+class ConcatStep(ObjectStep):
     """Concatenate the rows of all objects."""
 
     name = "joining rows"
@@ -234,7 +234,7 @@ class ConcatStep(Step):
 
 
 @dataclass
-class SplitByRowsStep(Step):
+class SplitByRowsStep(ObjectStep):
     """Split the object so that the rows of all partitions are divided evenly and keep their order."""
 
     counts: Mapping[int, int]
@@ -257,7 +257,7 @@ class SplitByRowsStep(Step):
 
 
 @dataclass
-class SplitByKeysStep(Step):
+class SplitByKeysStep(ObjectStep):
     """Split the object so that rows with equal keys come together."""
 
     names: tuple[Any, ...]
@@ -272,13 +272,13 @@ class SplitByKeysStep(Step):
         return [take_rows(values[0], np.flatnonzero(where == part)) for part in range(self.outputs)]
 
 
-class RaiseStep(Step):
+class RaiseStep(ObjectStep):
     """Return the object, but raise a failure, because the engine's own calls follow."""
 
     name = "native"
 
     def __call__(self, _: int, values: Sequence[Any], /) -> Any:
-        if isinstance(values[0], Failure):
+        if isinstance(values[0], PartitionFailure):
             raise RemoteError(error_to_text(values[0].to_error()))
         return values[0]
 

@@ -21,11 +21,11 @@ from quire.distributed._local import LocalEngine
 from quire.distributed._object_steps import (
     ConcatStep,
     CountStep,
-    Failure,
+    ObjectStep,
     PairStep,
+    PartitionFailure,
     SplitByKeysStep,
     SplitByRowsStep,
-    Step,
     Transform,
     TransformStep,
 )
@@ -38,7 +38,7 @@ ALL_PARTITIONS = slice(None)
 
 
 @dataclass(eq=False)
-class Node:
+class PlanNode:
     """A node of a plan. `cached` says that its objects are to be kept; `kept` is what the engine keeps of them."""
 
     cached: bool = field(default=False, init=False)
@@ -47,7 +47,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class HeldNode(Node):
+class HeldNode(PlanNode):
     """Objects that the engine holds."""
 
     held: Any
@@ -55,7 +55,7 @@ class HeldNode(Node):
 
 
 @dataclass(eq=False)
-class NativeNode(Node):
+class NativeNode(PlanNode):
     """The engine's own collection of rows: partitions are data frames, or Arrow tables if their schema is known."""
 
     native: Any
@@ -66,34 +66,34 @@ class NativeNode(Node):
 
 
 @dataclass(eq=False)
-class MapNode(Node):
+class MapNode(PlanNode):
     """The results of a transform of each object."""
 
-    parent: Node
+    parent: PlanNode
     transform: Transform
 
 
 @dataclass(eq=False)
-class ExchangeNode(Node):
+class ExchangeNode(PlanNode):
     """The rows in other partitions: by keys, or evenly."""
 
-    parent: Node
+    parent: PlanNode
     parts: int
     names: tuple[Any, ...] | None = None
 
-    def make_split(self, counts: dict[int, int]) -> Step:
+    def make_split(self, counts: dict[int, int]) -> ObjectStep:
         """Return the step that splits a partition into the parts for the others."""
         return SplitByRowsStep(counts, self.parts) if self.names is None else SplitByKeysStep(self.names, self.parts)
 
 
 @dataclass(eq=False)
-class ZipNode(Node):
+class ZipNode(PlanNode):
     """The objects of two plans in pairs."""
 
-    nodes: tuple[Node, Node]
+    nodes: tuple[PlanNode, PlanNode]
 
 
-def fuse_maps(node: Node) -> tuple[Node, tuple[Transform, ...]]:
+def fuse_maps(node: PlanNode) -> tuple[PlanNode, tuple[Transform, ...]]:
     """Return the last node whose objects must exist, and the transforms from it to this one."""
     transforms: list[Transform] = []
     while isinstance(node, MapNode) and not node.cached:
@@ -116,31 +116,31 @@ class ObjectEngine(ABC):
         """Hold objects of the driver, one per partition."""
 
     @abstractmethod
-    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def values(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """Yield the objects of all partitions, or of some, in order; the caller may change them."""
 
     @abstractmethod
-    def counts(self, node: Node) -> list[int]:
+    def counts(self, node: PlanNode) -> list[int]:
         """Return the number of rows in each partition."""
 
     @abstractmethod
-    def num_partitions(self, node: Node) -> int:
+    def num_partitions(self, node: PlanNode) -> int:
         """Return the number of partitions."""
 
     @abstractmethod
-    def release(self, node: Node) -> None:
+    def release(self, node: PlanNode) -> None:
         """Release what is kept of a node."""
 
     @abstractmethod
-    def native(self, node: Node) -> Any:
+    def native(self, node: PlanNode) -> Any:
         """Return the engine's own collection of rows, for a plan whose objects are data frames."""
 
     @abstractmethod
-    def from_frame(self, frame: Frame[Any]) -> Node:
+    def from_frame(self, frame: Frame[Any]) -> PlanNode:
         """Return a plan whose objects hold the rows of a frame: Arrow tables, or `LazyTable`."""
 
     @abstractmethod
-    def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
+    def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> Frame[Any]:
         """Return a frame of record batches, for a plan whose objects are Arrow tables of the schema."""
 
 
@@ -151,7 +151,7 @@ class TaskEngine(ObjectEngine):
     """Whether functions get copies, because what a handle refers to must not be changed."""
 
     @abstractmethod
-    def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+    def run(self, step: ObjectStep, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Yield the handles of the results of a step, one per task; lists of handles, if it has several outputs."""
 
     @abstractmethod
@@ -162,32 +162,32 @@ class TaskEngine(ObjectEngine):
     def open_native(self, node: NativeNode) -> list[Any]:
         """Return handles of the partitions of the engine's own collection."""
 
-    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def values(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         return self.get(self._handles(node, partitions))
 
-    def counts(self, node: Node) -> list[int]:
+    def counts(self, node: PlanNode) -> list[int]:
         return list(self.get(self._run_each(CountStep(), self._handles(node))))
 
-    def num_partitions(self, node: Node) -> int:
+    def num_partitions(self, node: PlanNode) -> int:
         if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
         if isinstance(node, NativeNode):
             return len(self._cached_handles(node))
         return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
-    def release(self, node: Node) -> None:
+    def release(self, node: PlanNode) -> None:
         with node.lock:
             node.kept = None
 
-    def _run_each(self, step: Step, handles: Iterable[Any], partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def _run_each(self, step: ObjectStep, handles: Iterable[Any], partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         return self.run(step, ((place, (handle,)) for place, handle in enumerate(handles, partitions.start or 0)))
 
-    def _handles(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def _handles(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         if node.cached:
             return iter(self._cached_handles(node)[partitions])
         return self._make_handles(node, partitions)
 
-    def _make_handles(self, node: Node, partitions: slice) -> Iterator[Any]:
+    def _make_handles(self, node: PlanNode, partitions: slice) -> Iterator[Any]:
         if isinstance(node, HeldNode):
             return iter(node.held[partitions])
         if isinstance(node, ExchangeNode):
@@ -201,7 +201,7 @@ class TaskEngine(ObjectEngine):
         step = TransformStep((*transforms, node.transform), self.copies)
         return self._run_each(step, self._handles(base, partitions), partitions)
 
-    def _cached_handles(self, node: Node) -> list[Any]:
+    def _cached_handles(self, node: PlanNode) -> list[Any]:
         with node.lock:
             if node.kept is None:
                 if isinstance(node, NativeNode):
@@ -240,7 +240,7 @@ class LocalObjects(TaskEngine):
     def hold(self, values: Sequence[Any]) -> HeldNode:
         return HeldNode(list(values), len(values))
 
-    def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+    def run(self, step: ObjectStep, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Yield results as they come, in order; few are made ahead."""
         if self._backend == "thread" or not isinstance(
             step, TransformStep
@@ -248,7 +248,7 @@ class LocalObjects(TaskEngine):
             return ordered_map(lambda task: step(*task), tasks, self.workers)
         return self._in_processes(step, tasks)
 
-    def _in_processes(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+    def _in_processes(self, step: ObjectStep, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         options = MapOptions(pool=self.engine._processes(), item_name="partition")
         try:
             yield from run_map(_StepTask(step), tasks, options)
@@ -259,11 +259,11 @@ class LocalObjects(TaskEngine):
 
     def get(self, handles: Iterable[Any]) -> Iterator[Any]:
         for handle in handles:
-            if isinstance(handle, Failure):
+            if isinstance(handle, PartitionFailure):
                 raise handle.to_error()
             yield handle
 
-    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def values(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         """Yield the objects of the partitions; copies, unless they were just made."""
         objects = super().values(node, partitions)
         return objects if isinstance(node, MapNode) and not node.cached else map(copy_value, objects)
@@ -275,21 +275,21 @@ class LocalObjects(TaskEngine):
         """A frame is one partition."""
         return [node.native]
 
-    def native(self, node: Node) -> Any:
+    def native(self, node: PlanNode) -> Any:
         """Return one data frame with all rows."""
         return ConcatStep().work(0, list(self.values(node)))
 
-    def from_frame(self, frame: Frame[Any]) -> Node:
+    def from_frame(self, frame: Frame[Any]) -> PlanNode:
         """Hold partitions that are read where they are worked on."""
         return self.hold([LazyTable(part, frame.schema) for part in frame.native])
 
-    def arrow_frame(self, node: Node, schema: pa.Schema) -> Frame[Any]:
+    def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> Frame[Any]:
         """Return a frame that is made partition by partition."""
         plan = _cache_exchanges(node)
         return Frame(tuple(_TablePartition(self, plan, part) for part in range(self.num_partitions(node))), schema)
 
 
-def _cache_exchanges(node: Node) -> Node:
+def _cache_exchanges(node: PlanNode) -> PlanNode:
     """Return the same plan for single partitions: rows are exchanged once for all of them."""
     if node.cached or isinstance(node, HeldNode):
         return node
@@ -308,7 +308,7 @@ class _TablePartition(Partition):
     """A partition of a plan whose objects are Arrow tables."""
 
     objects: LocalObjects
-    node: Node
+    node: PlanNode
     number: int
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -324,7 +324,7 @@ class _TablePartition(Partition):
 class _StepTask:
     """A step as a function of one argument."""
 
-    step: Step
+    step: ObjectStep
 
     def __call__(self, task: tuple[int, Sequence[Any]]) -> object:
         return self.step(*task)

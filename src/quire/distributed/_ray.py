@@ -20,8 +20,8 @@ from quire._optional import is_loaded, require
 from quire.distributed._batches import cast_to_schema, split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
 from quire.distributed._failures import error_from_text, run_stages
-from quire.distributed._object_steps import Failure, RaiseStep, Step
-from quire.distributed._objects import HeldNode, NativeNode, Node, TaskEngine
+from quire.distributed._object_steps import ObjectStep, PartitionFailure, RaiseStep
+from quire.distributed._objects import HeldNode, NativeNode, PlanNode, TaskEngine
 from quire.distributed._ray_tensors import arrow_schema, convert_tensors
 from quire.distributed._row_containers import copy_value
 from quire.errors import PartitionError
@@ -351,7 +351,7 @@ class RayObjects(TaskEngine):
     def hold(self, values: Sequence[Any]) -> HeldNode:
         return HeldNode([self._ray.put(value) for value in values], len(values))
 
-    def run(self, step: Step, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
+    def run(self, step: ObjectStep, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
         """Yield references to the results of tasks, which are submitted as they are requested."""
         shipped, task = self._ray.put(step), self._task.options(num_returns=step.outputs or 1, name=step.name)
         for partition, handles in tasks:
@@ -373,22 +373,22 @@ class RayObjects(TaskEngine):
             value = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             raise PartitionError(f"Ray could not finish a partition: {error}") from error
-        if isinstance(value, Failure):
+        if isinstance(value, PartitionFailure):
             raise value.to_error()
         return copy_value(value)
 
     def open_native(self, node: NativeNode) -> list[Any]:
         return list(node.native.to_pandas_refs() if node.schema is None else node.native.to_arrow_refs())
 
-    def from_frame(self, frame: Frame[Any]) -> Node:
+    def from_frame(self, frame: Frame[Any]) -> PlanNode:
         return NativeNode(frame.native, frame.schema)
 
-    def native(self, node: Node) -> Dataset:
+    def native(self, node: PlanNode) -> Dataset:
         """Return a Ray Dataset whose blocks are the data frames."""
         data: Any = self._ray.data
         return data.from_pandas_refs(list(self._run_each(RaiseStep(), self._handles(node))))
 
-    def arrow_frame(self, node: Node, schema: pa.Schema) -> RayFrame:
+    def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> RayFrame:
         """Return a frame of a Ray Dataset whose blocks are the tables."""
 
         def make_dataset() -> Dataset:
@@ -398,7 +398,7 @@ class RayObjects(TaskEngine):
         return self.engine._frame(make_dataset, StageChain(schema), self.num_partitions(node))
 
 
-def _run_step(step: Step, partition: int, *values: Any) -> Any:
+def _run_step(step: ObjectStep, partition: int, *values: Any) -> Any:
     """Run a step, as a Ray task."""
     result = step(partition, values)
     return result[0] if step.outputs == 1 else result

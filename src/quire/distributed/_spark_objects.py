@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.distributed._engine import Frame
-from quire.distributed._object_steps import ConcatStep, CountStep, Failure, PairStep, Step, TransformStep
+from quire.distributed._object_steps import ConcatStep, CountStep, ObjectStep, PairStep, PartitionFailure, TransformStep
 from quire.distributed._objects import (
     ALL_PARTITIONS,
     ExchangeNode,
     HeldNode,
     MapNode,
     NativeNode,
-    Node,
     ObjectEngine,
+    PlanNode,
     ZipNode,
     fuse_maps,
 )
@@ -65,7 +65,7 @@ class SparkObjects(ObjectEngine):
             frame = self._spark.createDataFrame(rows, _SPARK_TYPES)
         return HeldNode(_repartition(frame, len(values)), len(values))
 
-    def _frame(self, node: Node, only: str = "true") -> DataFrame:
+    def _frame(self, node: PlanNode, only: str = "true") -> DataFrame:
         """Return the DataFrame of a plan, or of some of its partitions."""
         if not node.cached:
             return self._make_frame(node, only)
@@ -75,7 +75,7 @@ class SparkObjects(ObjectEngine):
                 weakref.finalize(node, unpersist, node.kept).atexit = False
             return node.kept.where(only)
 
-    def _make_frame(self, node: Node, only: str) -> DataFrame:
+    def _make_frame(self, node: PlanNode, only: str) -> DataFrame:
         if isinstance(node, HeldNode):
             return node.held.where(only)
         if isinstance(node, NativeNode):
@@ -104,7 +104,7 @@ class SparkObjects(ObjectEngine):
 
     # --- results
 
-    def values(self, node: Node, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
+    def values(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
         only = "true" if partitions.stop is None else f"part >= {partitions.start or 0} and part < {partitions.stop}"
         return (value for _, value in self._fetch(self._frame(node, only)))
 
@@ -117,40 +117,40 @@ class SparkObjects(ObjectEngine):
                 batches = [pa.RecordBatch.from_pylist([row.asDict() for row in frame.collect()], PIECE_SCHEMA)]
         objects = [(part, values[0]) for part, values in _collect_objects(batches)]
         for _, value in objects:
-            if isinstance(value, Failure):
+            if isinstance(value, PartitionFailure):
                 raise value.to_error()
         return objects
 
-    def counts(self, node: Node) -> list[int]:
+    def counts(self, node: PlanNode) -> list[int]:
         return [count for _, count in self._fetch(_run_step(self._frame(node), CountStep()))]
 
-    def num_partitions(self, node: Node) -> int:
+    def num_partitions(self, node: PlanNode) -> int:
         if isinstance(node, (HeldNode, ExchangeNode)):
             return node.parts
         if isinstance(node, NativeNode):
             return int(self._frame(node).select("part").distinct().count())
         return self.num_partitions(node.parent if isinstance(node, MapNode) else node.nodes[0])  # type: ignore[attr-defined]
 
-    def release(self, node: Node) -> None:
+    def release(self, node: PlanNode) -> None:
         with node.lock:
             if node.kept is not None:
                 node.kept.unpersist()
             node.kept = None
 
-    def native(self, node: Node) -> DataFrame:
+    def native(self, node: PlanNode) -> DataFrame:
         """Return a DataFrame of the rows; the first data frame with rows determines the columns."""
         probe = next((frame for frame in self._probes(node) if len(frame)), None)
         example = next(self.values(node, slice(0, 1))) if probe is None else probe
         return self.arrow_frame(node, pa.Schema.from_pandas(example, preserve_index=False).remove_metadata()).native
 
-    def _probes(self, node: Node) -> Iterator[Any]:
+    def _probes(self, node: PlanNode) -> Iterator[Any]:
         for part in range(self.num_partitions(node)):
             yield from self.values(node, slice(part, part + 1))
 
-    def from_frame(self, frame: Frame[Any]) -> Node:
+    def from_frame(self, frame: Frame[Any]) -> PlanNode:
         return NativeNode(frame.native, frame.schema)
 
-    def arrow_frame(self, node: Node, schema: pa.Schema) -> SparkFrame:
+    def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> SparkFrame:
         """Return a frame of the rows of the tables, or data frames."""
         rows = self.engine._frame_of_columns(self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
         return self.engine.run(rows, _ToRows(schema))
@@ -193,7 +193,7 @@ def _collect_objects(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, l
 class _StepTask:
     """A step as a function of the rows of a partition."""
 
-    step: Step
+    step: ObjectStep
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part, values in _collect_objects(batches):
@@ -202,11 +202,11 @@ class _StepTask:
                 try:
                     rows = list(_to_rows(target, part, value))
                 except Exception as error:  # noqa: BLE001 - pickling runs code of the values
-                    rows = list(_to_rows(target, part, Failure.of(part, "its result cannot be sent", error)))
+                    rows = list(_to_rows(target, part, PartitionFailure.of(part, "its result cannot be sent", error)))
                 yield from rows
 
 
-def _run_step(frame: DataFrame, step: Step) -> DataFrame:
+def _run_step(frame: DataFrame, step: ObjectStep) -> DataFrame:
     task = _StepTask(step)
     return frame.mapInArrow(lambda batches: task(batches), _SPARK_TYPES)  # noqa: PLW0108 - Spark asks for a function
 
@@ -240,7 +240,7 @@ class _ToRows:
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
         for _, values in _collect_objects(batches):
-            if isinstance(values[0], Failure):
+            if isinstance(values[0], PartitionFailure):
                 raise values[0].to_error()
             yield from self._table(values[0]).to_batches()
 

@@ -22,8 +22,8 @@ from quire.distributed._objects import (
     ExchangeNode,
     MapNode,
     NativeNode,
-    Node,
     ObjectEngine,
+    PlanNode,
     ZipNode,
     engine_of_rows,
     object_engine,
@@ -68,7 +68,7 @@ class XShards:
     __slots__ = ("_engine", "_node")
     __iter__ = None  # because of __getitem__, Python would else iterate with 0, 1, 2, ... for ever
 
-    def __init__(self, node: Node, engine: ObjectEngine) -> None:
+    def __init__(self, node: PlanNode, engine: ObjectEngine) -> None:
         self._node, self._engine = node, engine
 
     # --- from data

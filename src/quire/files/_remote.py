@@ -74,8 +74,8 @@ class Connection:
         self._url, self._options = url, storage_options
         self._opened: tuple[int, Any, str] | None = None
 
-    def within(self, seconds: float) -> Attempt:
-        """Return an attempt, whose calls together have that many seconds."""
+    def within(self, seconds: float) -> TimedFilesystem:
+        """Return the filesystem for calls that together have that many seconds."""
         until = time.monotonic() + seconds
         opened = self._opened
         if opened is None or opened[0] != os.getpid():
@@ -83,10 +83,10 @@ class Connection:
             url_to_fs = require_fsspec(self._url).core.url_to_fs
             filesystem, root = run_with_timeout(partial(url_to_fs, self._url, **self._options), seconds)
             self._opened = opened = (os.getpid(), filesystem, root.rstrip("/"))
-        return Attempt(opened[1], opened[2], until)
+        return TimedFilesystem(opened[1], opened[2], until)
 
 
-class Attempt:
+class TimedFilesystem:
     """Calls of a filesystem that share one timeout."""
 
     def __init__(self, filesystem: Any, root: str, until: float) -> None:
@@ -159,9 +159,9 @@ class RemoteFolder(Folder):
     def _list_folder(self, folder: str) -> Sequence[tuple[str, dict[str, Any]]]:
         """Return the content of a subfolder, by names from the root."""
 
-        def list_names(attempt: Attempt) -> Sequence[tuple[str, dict[str, Any]]]:
-            start = f"{attempt.root}/"
-            infos = attempt.call("ls", attempt.path(folder).rstrip("/"), detail=True)
+        def list_names(filesystem: TimedFilesystem) -> Sequence[tuple[str, dict[str, Any]]]:
+            start = f"{filesystem.root}/"
+            infos = filesystem.call("ls", filesystem.path(folder).rstrip("/"), detail=True)
             return [(info["name"][len(start) :].rstrip("/"), info) for info in infos if info["name"].startswith(start)]
 
         url = self.join(folder) if folder else self.url
@@ -191,12 +191,14 @@ class RemoteFolder(Folder):
         return size
 
     def _info(self, name: str, what: str) -> dict[str, Any]:
-        return self._run(RemoteCall(what, self.join(name)), lambda attempt: attempt.call("info", attempt.path(name)))
+        return self._run(
+            RemoteCall(what, self.join(name)), lambda filesystem: filesystem.call("info", filesystem.path(name))
+        )
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
         call = RemoteCall("reading the file", self.join(name))
-        return bytes(self._run(call, lambda attempt: attempt.call("cat_file", attempt.path(name))))
+        return bytes(self._run(call, lambda filesystem: filesystem.call("cat_file", filesystem.path(name))))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes from start to stop."""
@@ -209,9 +211,9 @@ class RemoteFolder(Folder):
             for part in self.parts(name):
                 file.write(part)
 
-    def parts(self, name: str) -> Iterator[bytes]:
-        """Yield the content of a file, part by part."""
-        size = self.reported_size(name)
+    def parts(self, name: str, size: int | None = None) -> Iterator[bytes]:
+        """Yield the content of a file, part by part; the store is asked for the size if it is not passed."""
+        size = self.reported_size(name) if size is None else size
         if size is None:
             yield self.read(name)
         else:
@@ -230,8 +232,8 @@ class RemoteFolder(Folder):
             start = end
 
     def _read_part(self, name: str, start: int, end: int) -> bytes:
-        def read(attempt: Attempt) -> bytes:
-            content = bytes(attempt.call("cat_file", attempt.path(name), start=start, end=end))
+        def read(filesystem: TimedFilesystem) -> bytes:
+            content = bytes(filesystem.call("cat_file", filesystem.path(name), start=start, end=end))
             if len(content) < end - start:
                 raise OSError(f"{len(content):,} bytes came instead of {end - start:,}. Is the file complete?")
             return content
@@ -254,15 +256,15 @@ class RemoteFolder(Folder):
     def _upload(self, local: str, name: str, call: RemoteCall) -> None:
         """Upload a local file; where a partial upload would be visible, under a temporary name that is moved."""
         if scheme_of(self.url) in OBJECT_STORES:
-            self._run(call, lambda attempt: attempt.call("put_file", local, attempt.path(name)))
+            self._run(call, lambda filesystem: filesystem.call("put_file", local, filesystem.path(name)))
             return
         folder, slash, last = name.rpartition("/")
         part = f"{folder}{slash}.{last}.{uuid.uuid4().hex}.part"
 
-        def put(attempt: Attempt) -> None:
-            target = attempt.path(part)
-            attempt.call("makedirs", target.rpartition("/")[0], exist_ok=True)
-            attempt.call("put_file", local, target)
+        def put(filesystem: TimedFilesystem) -> None:
+            target = filesystem.path(part)
+            filesystem.call("makedirs", target.rpartition("/")[0], exist_ok=True)
+            filesystem.call("put_file", local, target)
 
         try:
             self._run(call, put)
@@ -276,7 +278,7 @@ class RemoteFolder(Folder):
 
     def _move(self, part: str, name: str, call: RemoteCall) -> None:
         try:
-            self._run(call, lambda attempt: attempt.call("mv", attempt.path(part), attempt.path(name)))
+            self._run(call, lambda filesystem: filesystem.call("mv", filesystem.path(part), filesystem.path(name)))
         except StorageNotFoundError:
             if self.reported_size(name) != call.size:  # otherwise an earlier attempt moved it, and its answer was lost
                 raise
@@ -295,11 +297,11 @@ class RemoteFolder(Folder):
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
         with suppress(StorageNotFoundError):
-            self._run(RemoteCall("removing the file", self.join(name)), lambda attempt: _remove(attempt, name))
+            self._run(RemoteCall("removing the file", self.join(name)), lambda filesystem: _remove(filesystem, name))
 
-    def _run(self, call: RemoteCall, request: Callable[[Attempt], T]) -> T:
+    def _run(self, call: RemoteCall, request: Callable[[TimedFilesystem], T]) -> T:
         return call.run(lambda seconds: request(self._connection.within(seconds)), self.options)
 
 
-def _remove(attempt: Attempt, name: str) -> None:
-    attempt.call("rm_file", attempt.path(name))
+def _remove(filesystem: TimedFilesystem, name: str) -> None:
+    filesystem.call("rm_file", filesystem.path(name))

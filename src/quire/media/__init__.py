@@ -9,6 +9,8 @@ Names without an entry in `__all__` are for other packages of quire.
 from quire.media._audio import MAX_SAMPLES as MAX_SAMPLES
 from quire.media._audio import MAX_SECONDS as MAX_SECONDS
 from quire.media._audio import Sound, decode_audio, encode_audio, save_audio, to_audio_bytes
+from quire.media._audio import as_audio_frames as as_audio_frames
+from quire.media._audio import encode_wav as encode_wav
 from quire.media._common import as_numpy as as_numpy
 from quire.media._common import as_tensor as as_tensor
 from quire.media._images import decode_frames, decode_image, encode_image, save_image, to_image_bytes
@@ -16,6 +18,10 @@ from quire.media._images import encode_pillow as encode_pillow
 from quire.media._images import import_pillow as import_pillow
 from quire.media._images import open_image as open_image
 from quire.media._images import pillow_format as pillow_format
+from quire.media._media_types import MEDIA_SUFFIXES as MEDIA_SUFFIXES
+from quire.media._media_types import data_uri_family as data_uri_family
+from quire.media._media_types import detect_media_type as detect_media_type
+from quire.media._media_types import read_media_uri as read_media_uri
 from quire.media._meshes import MAX_POINTS as MAX_POINTS
 from quire.media._meshes import (
     Mesh,

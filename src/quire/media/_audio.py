@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import wave
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -189,3 +191,48 @@ def mux_audio(
         frame.sample_rate, frame.pts = rate, start
         container.mux(stream.encode(frame))
     container.mux(stream.encode(None))
+
+
+# --- WAV without PyAV, for display
+
+_MAX_CHANNELS = 8
+_MAX_RATE = 1_000_000
+
+
+def as_audio_frames(samples: NDArray[Any]) -> NDArray[Any]:
+    """Return samples as (frames, channels); channels on the first axis are moved. Raise if the array is no audio."""
+    frames = samples[:, None] if samples.ndim == 1 else samples
+    if frames.ndim == 2 and frames.shape[1] > _MAX_CHANNELS >= frames.shape[0]:
+        frames = frames.T
+    if frames.ndim != 2 or not 1 <= frames.shape[1] <= _MAX_CHANNELS or frames.dtype.kind not in "iuf":
+        raise EncodeError(
+            f"{samples.dtype.name} {format_shape(samples.shape)} is no audio of up to {_MAX_CHANNELS} channels."
+        )
+    return frames
+
+
+def encode_wav(samples: NDArray[Any], rate: object, max_seconds: float = math.inf) -> bytes:
+    """Encode samples as 16-bit WAV: floats between -1 and 1, or integers of any width; see `as_audio_frames`.
+
+    Longer audio is cut after `max_seconds`.
+    """
+    if not isinstance(rate, (int, float)) or not 1 <= rate <= _MAX_RATE:
+        raise EncodeError(f"audio needs a sample rate from 1 to {_MAX_RATE:,}, got {rate!r}.")
+    frames = as_audio_frames(samples)
+    if len(frames) > rate * max_seconds:
+        frames = frames[: int(rate * max_seconds)]
+    if frames.dtype.kind == "f":
+        numbers = np.nan_to_num(frames).clip(-1, 1) * 32767
+    else:
+        bits = frames.dtype.itemsize * 8
+        numbers = frames.astype(np.int64)
+        if frames.dtype.kind == "u":  # the silence of unsigned samples is the middle of their range
+            numbers -= 1 << (bits - 1)
+        numbers = numbers >> (bits - 16) if bits > 16 else numbers << (16 - bits)
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(frames.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(int(rate))
+        file.writeframes(numbers.astype("<i2").tobytes())
+    return buffer.getvalue()

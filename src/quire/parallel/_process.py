@@ -77,7 +77,7 @@ def _exit_with_parent() -> None:
 # --- in the parent
 
 
-class Worker:
+class WorkerProcess:
     """The handle of a worker process, which starts at once; after its death the next call starts another."""
 
     def __init__(self, context: BaseContext) -> None:

@@ -18,8 +18,9 @@ from weakref import WeakSet
 from typing_extensions import Self
 
 from quire._lowlevel.collector import may_wait
+from quire._lowlevel.forks import ForkSafeLock
 from quire.errors import OptionError
-from quire.parallel._process import PickledFunction, Worker
+from quire.parallel._process import PickledFunction, WorkerProcess
 from quire.parallel._tasks import Function, Outcome, run_task
 
 Backend: TypeAlias = Literal["thread", "process"]
@@ -43,9 +44,11 @@ class Workers:
         self.backend: Backend = check_backend(backend)
         self.num_workers = check_workers(num_workers)
         self._orders: SimpleQueue[_Order] = SimpleQueue()
-        self._processes: list[Worker] = []
+        self._processes: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
+        # An order that is put after `close` has emptied the queue would never be run, nor cancelled.
+        self._closing = ForkSafeLock()
         self._owner = os.getpid()
         _open.add(self)
         try:
@@ -62,7 +65,7 @@ class Workers:
             _close_processes_at_exit(os.getpid())
             # All processes start before the first thread: forking a process that has threads may deadlock.
             for _ in range(self.num_workers):
-                self._processes.append(Worker(context))
+                self._processes.append(WorkerProcess(context))
             runners = [*self._processes]
         for runner in runners:
             thread = threading.Thread(target=_run_orders, args=(self._orders, runner), daemon=True)
@@ -76,17 +79,19 @@ class Workers:
         return self
 
     def _submit(self, function: Function | PickledFunction, items: Iterable[Any]) -> Future[Outcome]:
-        if self._closed:
-            raise OptionError("these Workers are closed: make new ones.")
         future: Future[Outcome] = Future()
-        self._orders.put((future, function, items))
+        with self._closing:
+            if self._closed:
+                raise OptionError("these Workers are closed: make new ones.")
+            self._orders.put((future, function, items))
         return future
 
     def close(self, *, wait: bool = True) -> None:
         """Stop the workers. Processes are terminated; threads finish their task, and with `wait` are joined."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         for process in self._processes:
             process.terminate()
         with contextlib.suppress(Empty):

@@ -53,7 +53,7 @@ class StreamDecoding(FrameOptions, total=False):
     max_pixels: int
 
 
-class StreamOptions(StreamDecoding, FetchOptions, total=False):
+class FrameStreamOptions(StreamDecoding, FetchOptions, total=False):
     """Options to read a video and to decode it frame by frame."""
 
 

@@ -20,7 +20,14 @@ from quire.files import MAX_BYTES, FetchOptions, allowed_schemes, fetch, guess_t
 from quire.media import Clip, Frame, Mesh, Points, Sound
 from quire.tensors import Tensor
 from quire.typing import _decoding
-from quire.typing._decoding import AudioOptions, ImageOptions, MeshOptions, PointOptions, StreamOptions, VideoOptions
+from quire.typing._decoding import (
+    AudioOptions,
+    FrameStreamOptions,
+    ImageOptions,
+    MeshOptions,
+    PointOptions,
+    VideoOptions,
+)
 
 _FETCHING = frozenset({"timeout", "max_bytes", "retries", "schemes", "storage_options"})
 _MESH_SUFFIXES = ("glb", "obj", "off", "ply", "stl", "xyz")
@@ -214,7 +221,7 @@ class VideoUrl(Url):
         with self._open(fetching, fetching.get("max_bytes", MAX_BYTES)) as file:
             return _decoding.load_video(file, self, framework, **decoding)
 
-    def frames(self, framework: str | None = None, **options: Unpack[StreamOptions]) -> Iterator[Frame]:
+    def frames(self, framework: str | None = None, **options: Unpack[FrameStreamOptions]) -> Iterator[Frame]:
         """Decode the video frame by frame, each with its time; the file is read as the frames are consumed.
 
         Frames from `start` to before `end`, in seconds; every `stride`-th; resized by `width` and `height`; with

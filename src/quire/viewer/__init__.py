@@ -24,8 +24,12 @@ def view(
     """
     viewer: Viewer = _load_viewer_class()(source, port=port, files=files, document_type=document_type)
     viewer.start()
-    if browser:
-        viewer.open()
+    try:
+        if browser:
+            viewer.open()
+    except BaseException:
+        viewer.close()
+        raise
     return viewer
 
 

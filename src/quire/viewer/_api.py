@@ -20,9 +20,9 @@ from quire.storage import Pages, column_statistics
 from quire.viewer._cache import Cache
 from quire.viewer._embeddings import Embeddings
 from quire.viewer._media import Content, MediaReader
-from quire.viewer._media_types import sample_rate_field
 from quire.viewer._row_order import RowOrders, Selection
 from quire.viewer._serialization import column_tree, document_tree, grid_columns, preview_cell
+from quire.viewer._tensor_display import sample_rate_field
 
 require("fastapi", extra="view", needed_for="the viewer")
 from fastapi import FastAPI, Request, Response  # noqa: E402 - after the check that it is installed
@@ -142,24 +142,24 @@ def _page_routes() -> list[Route]:
 def _data_routes(viewed: ViewedDataset) -> list[Route]:
     """Serve rows, documents, statistics, neighbours and the map as JSON."""
 
-    def selection(query: Query) -> Selection:
+    def selection(query: QueryParameters) -> Selection:
         return Selection(query.text("where", "", max_length=4000), query.text("sort", ""), query.flag("desc"))
 
-    def rows(query: Query) -> dict[str, Any]:
+    def rows(query: QueryParameters) -> dict[str, Any]:
         count = query.integer("count", 100, maximum=_MAX_ROWS)
         return viewed.rows(selection(query), query.integer("start", 0), count)
 
-    def position(query: Query) -> dict[str, Any]:
+    def position(query: QueryParameters) -> dict[str, Any]:
         return {"place": viewed.orders.position(selection(query), query.integer("row"))}
 
-    def document(query: Query) -> dict[str, Any]:
+    def document(query: QueryParameters) -> dict[str, Any]:
         row = query.integer("row")
         return {"row": row, "document": document_tree(viewed.media.document(row))}
 
-    def statistics(query: Query) -> dict[str, Any]:
+    def statistics(query: QueryParameters) -> dict[str, Any]:
         return viewed.statistics(query.text("path"), _HEADER_SAMPLE if query.flag("brief") else _SAMPLE)
 
-    def neighbours(query: Query) -> dict[str, Any]:
+    def neighbours(query: QueryParameters) -> dict[str, Any]:
         metric: Any = query.choice("metric", "cosine", "euclidean")
         limit = query.integer("limit", 12, minimum=1, maximum=_MAX_CARDS)
         return vars(viewed.embeddings.nearest(query.integer("row"), query.text("path"), metric, limit))
@@ -180,17 +180,17 @@ def _media_routes(viewed: ViewedDataset) -> list[Route]:
     """Serve images, audio and video."""
 
     def image(request: Request) -> Response:
-        query = Query(request.query_params)
+        query = QueryParameters(request.query_params)
         size, frame = query.integer("size", 192, minimum=1, maximum=1600), query.integer("frame", 0)
         content = viewed.media.image(query.integer("row"), query.text("path"), size, frame)
         return Response(content.data, media_type=content.media_type, headers=_CACHEABLE)
 
     def audio(request: Request) -> Response:
-        query = Query(request.query_params)
+        query = QueryParameters(request.query_params)
         return _range_response(request, viewed.media.audio(query.integer("row"), query.text("path")))
 
     def video(request: Request) -> Response:
-        query = Query(request.query_params)
+        query = QueryParameters(request.query_params)
         return _range_response(request, viewed.media.video(query.integer("row"), query.text("path")))
 
     return [Route("/api/image", image), Route("/api/audio", audio), Route("/api/video", video)]
@@ -206,7 +206,7 @@ class RequestError(OptionError):
     """A query parameter is missing or invalid."""
 
 
-class Query:
+class QueryParameters:
     """The query parameters of a request, checked. A missing parameter has its default; without one, it is an error."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
@@ -224,7 +224,7 @@ class Query:
         parts = self.text(name, max_length=17 * max_count).split(",")
         if len(parts) > max_count:
             raise RequestError(f"{name}: at most {max_count} are read, got {len(parts)}.")
-        return [Query({name: part}).integer(name) for part in parts]
+        return [QueryParameters({name: part}).integer(name) for part in parts]
 
     def text(self, name: str, default: str | None = None, *, max_length: int = 500) -> str:
         """Return a text of limited length."""
@@ -286,9 +286,9 @@ def _json_response(content: object, status: int = 200) -> Response:
     return Response(body.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def _json_route(name: str, answer: Callable[[Query], dict[str, Any]]) -> Route:
+def _json_route(name: str, answer: Callable[[QueryParameters], dict[str, Any]]) -> Route:
     def endpoint(request: Request) -> Response:
-        return _json_response(answer(Query(request.query_params)))
+        return _json_response(answer(QueryParameters(request.query_params)))
 
     return Route(f"/api/{name}", endpoint)
 

@@ -177,7 +177,7 @@ class _Parser:
         token = self._next("a text to look for")
         if field.kind not in _TEXTS and field.kind not in (FieldKind.LIST, FieldKind.ANY, FieldKind.UNION):
             raise FilterError(f"{path} is {field}, which has no text to look in.", token.start)
-        return _to_pattern(_unquote(token))
+        return _to_pattern(token)
 
     def _parse_values(self, path: str, field: Field) -> list[Any]:
         self._expect("(")
@@ -213,10 +213,10 @@ class _Parser:
             raise FilterError(f"{path} is {field}, and {text!r} is not: {reason}.", token.start) from None
 
     def _search_texts(self, token: _Token) -> dict[str, Any]:
-        text, paths = _unquote(token), text_paths(self._schema)
+        paths = text_paths(self._schema)
         if not paths:
-            raise FilterError(f"no column has text to look for {text!r} in. {HELP}", token.start)
-        parts = [{path: {"$regex": _to_pattern(text)}} for path in paths]
+            raise FilterError(f"no column has text to look for {_unquote(token)!r} in. {HELP}", token.start)
+        parts = [{path: {"$regex": _to_pattern(token)}} for path in paths]
         return parts[0] if len(parts) == 1 else {"$or": parts}
 
     # --- tokens
@@ -259,11 +259,12 @@ def text_paths(schema: Schema, above: tuple[str, ...] = ()) -> list[str]:
     return paths
 
 
-def _to_pattern(text: str) -> str:
-    """Return a case-insensitive pattern of the text; a text between slashes is a regular expression."""
-    if len(text) > 2 and text.startswith("/") and text.endswith("/"):
+def _to_pattern(token: _Token) -> str:
+    """Return a case-insensitive pattern of a text; an unquoted text between slashes is a regular expression."""
+    text = token.text
+    if token.kind != "text" and len(text) > 2 and text.startswith("/") and text.endswith("/"):
         return text[1:-1]
-    return f"(?i){re.escape(text)}"
+    return f"(?i){re.escape(_unquote(token))}"
 
 
 def _unquote(token: _Token) -> str:

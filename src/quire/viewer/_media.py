@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import struct
 import threading
-import wave
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,11 +19,11 @@ import numpy as np
 from quire._optional import is_installed, require
 from quire._protocols import is_array_type, is_document_type
 from quire.errors import DecodeError, PathError, RowIndexError
-from quire.media import decode_audio
+from quire.media import decode_audio, detect_media_type, encode_wav, read_media_uri
 from quire.storage import Pages
 from quire.tensors import framework_of
 from quire.viewer._cache import Cache
-from quire.viewer._media_types import CHANNELS, decode_data_uri, detect_media_type, sample_rate_field, tensor_display
+from quire.viewer._tensor_display import CHANNELS, sample_rate_field, tensor_display
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -36,7 +35,10 @@ if TYPE_CHECKING:
 
 _CACHE_BYTES = 64 << 20
 """Bytes of audio and video that are cached: players request them range by range."""
-_MAX_FILE = 1 << 30
+_MAX_BYTES = 1 << 30
+"""Bytes of a file, or of a data URI, that are shown."""
+_MAX_SECONDS = 600
+"""Longer audio is cut."""
 
 
 class Content(NamedTuple):
@@ -92,9 +94,10 @@ class MediaReader:
             rate = sample_rate_field(name, type(owner).document_schema()) if is_document_type(type(owner)) else None
             if rate is None:
                 raise DecodeError(f"{path}: there is no field with its sample rate.")
-            return Content(encode_wav(framework.to_numpy(value), getattr(owner, rate)), "audio/wav")
+            samples = framework.to_numpy(value)
+            return Content(encode_wav(samples, getattr(owner, rate), _MAX_SECONDS), "audio/wav")
         data = self._read_bytes(value, path)
-        media_type = detect_media_type(data[:64]) or "application/octet-stream"
+        media_type = detect_media_type(data) or "application/octet-stream"
         if media_type.startswith("audio/") and media_type != "audio/wav" and is_installed("av"):
             audio = decode_audio(data, path, max_seconds=_MAX_SECONDS)
             return Content(encode_wav(audio.samples, audio.rate), "audio/wav")
@@ -128,7 +131,7 @@ class MediaReader:
         """Return the value itself, the content of a data URI, or of a file inside the dataset's folder."""
         if isinstance(value, (bytes, bytearray)):
             return bytes(value)
-        content = decode_data_uri(value) if isinstance(value, str) else None
+        content = read_media_uri(value, _MAX_BYTES) if isinstance(value, str) else None
         if content is None and self._folder is not None and isinstance(value, (str, Path)):
             content = _read_file_inside(self._folder, value)
         if content is None:
@@ -153,7 +156,7 @@ def _read_file_inside(folder: Path, name: str | Path) -> bytes | None:
     """Read a file if it is inside the folder after all symbolic links are resolved; otherwise return None."""
     try:
         file = Path(folder, name).resolve(strict=True)
-        if not file.is_relative_to(folder) or not file.is_file() or file.stat().st_size > _MAX_FILE:
+        if not file.is_relative_to(folder) or not file.is_file() or file.stat().st_size > _MAX_BYTES:
             return None
         return file.read_bytes()
     except (OSError, ValueError):
@@ -287,38 +290,3 @@ def render_heat_map(array: NDArray[Any], size: int) -> Content:
     channels = [np.interp(np.arange(256), positions, [colour[i] for colour in _PALETTE]) for i in range(3)]
     palette = np.stack(channels, axis=1).astype(np.uint8)
     return _encode_png(_image_from_array(palette[_scale_to_bytes(array[::row_step, ::column_step])]))
-
-
-# --- audio
-
-_MAX_SECONDS = 600
-"""Longer audio is cut."""
-_MAX_CHANNELS = 8
-
-
-def encode_wav(samples: NDArray[Any], rate: object) -> bytes:
-    """Encode samples as 16-bit WAV: floats between -1 and 1, or integers; the channels are the last or first axis."""
-    if not isinstance(rate, (int, float)) or not 1 <= rate <= 1_000_000:
-        raise DecodeError(f"audio needs a sample rate from 1 to 1,000,000, got {rate!r}.")
-    if samples.ndim == 1:
-        samples = samples[:, None]
-    if samples.ndim == 2 and samples.shape[1] > _MAX_CHANNELS >= samples.shape[0]:
-        samples = samples.T
-    if samples.ndim != 2 or not 1 <= samples.shape[1] <= _MAX_CHANNELS or samples.dtype.kind not in "iuf":
-        raise DecodeError(f"{samples.dtype.name} {samples.shape} is no audio of up to {_MAX_CHANNELS} channels.")
-    frames = samples[: int(rate * _MAX_SECONDS)]
-    if frames.dtype.kind == "f":
-        numbers = np.nan_to_num(frames).clip(-1, 1) * 32767
-    else:
-        bits = frames.dtype.itemsize * 8
-        numbers = frames.astype(np.int64)
-        if frames.dtype.kind == "u":  # the silence of unsigned samples is the middle of their range
-            numbers -= 1 << (bits - 1)
-        numbers = numbers >> (bits - 16) if bits > 16 else numbers << (16 - bits)
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(frames.shape[1])
-        file.setsampwidth(2)
-        file.setframerate(int(rate))
-        file.writeframes(numbers.astype("<i2").tobytes())
-    return buffer.getvalue()

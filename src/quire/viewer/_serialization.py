@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._protocols import is_array_type, is_document_type
+from quire.media import data_uri_family, detect_media_type
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path
 from quire.storage import BytesPreview, ItemCount, TensorPreview
 from quire.tensors import framework_of
-from quire.viewer._media_types import data_uri_family, detect_media_type, sample_rate_field, tensor_display
 from quire.viewer._row_order import SORTABLE
+from quire.viewer._tensor_display import sample_rate_field, tensor_display
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

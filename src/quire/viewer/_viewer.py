@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import webbrowser
+from contextlib import ExitStack
 from html import escape
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +25,8 @@ from quire.storage import Pages, StoredDataset, open_dataset, write_dataset
 require("uvicorn", extra="view", needed_for="the viewer")
 import uvicorn  # noqa: E402 - after the check that it is installed
 
+from quire.viewer._access import AccessControl  # noqa: E402
 from quire.viewer._api import ViewedDataset, make_app  # noqa: E402
-from quire.viewer._guard import Guard  # noqa: E402
 from quire.viewer._media import MediaReader  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
@@ -54,57 +55,58 @@ class Viewer:
         inside the dataset's folder are shown where texts are their paths; no other path or URL in the data is ever
         opened.
         """
-        self._folder = tempfile.mkdtemp(prefix="quire-view-") if _needs_writing(source) else None
-        try:
-            dataset = _open(source, document_type, self._folder)
-            self._socket = _bind(port)
-        except BaseException:
-            self._remove_folder()
-            raise
-        self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
-        local = Path(dataset.folder.url) if files and dataset.folder.local_path("_") is not None else None
-        pages = Pages(dataset)
-        if not title and isinstance(source, (str, os.PathLike, StoredDataset)):
-            path = dataset.folder.url if isinstance(source, StoredDataset) else os.fspath(source)
-            title = path.rstrip("/").rpartition("/")[2]
-        viewed = ViewedDataset(title or type(source).__name__, pages, MediaReader(pages, local))
-        self._guard = Guard(make_app(viewed), self.port)
-        # h11 and asyncio come with every uvicorn. The program's own logging is left alone, and connections that a
-        # browser keeps open delay closing by a second at most.
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._guard,
-                http="h11",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
         self._thread: threading.Thread | None = None
+        with ExitStack() as stack:  # releases the folder and the socket if a later step fails
+            self._folder = tempfile.mkdtemp(prefix="quire-view-") if _needs_writing(source) else None
+            stack.callback(self._remove_folder)
+            dataset = _open(source, document_type, self._folder)
+            self._socket = stack.enter_context(_bind(port))
+            self.dataset, self.port = dataset, int(self._socket.getsockname()[1])
+            local = Path(dataset.folder.url) if files and dataset.folder.local_path("_") is not None else None
+            pages = Pages(dataset)
+            if not title and isinstance(source, (str, os.PathLike, StoredDataset)):
+                path = dataset.folder.url if isinstance(source, StoredDataset) else os.fspath(source)
+                title = path.rstrip("/").rpartition("/")[2]
+            viewed = ViewedDataset(title or type(source).__name__, pages, MediaReader(pages, local))
+            self._access = AccessControl(make_app(viewed), self.port)
+            # h11 and asyncio come with every uvicorn. The program's own logging is left alone, and connections that a
+            # browser keeps open delay closing by a second at most.
+            self._server = uvicorn.Server(
+                uvicorn.Config(
+                    self._access,
+                    http="h11",
+                    ws="none",
+                    loop="asyncio",
+                    lifespan="off",
+                    log_config=None,
+                    log_level="warning",
+                    access_log=False,
+                    server_header=False,
+                    timeout_graceful_shutdown=1,
+                )
+            )
+            self._resources = stack.pop_all()
 
     @property
     def url(self) -> str:
         """An address that works once, in one browser."""
-        return f"http://{_LOOPBACK}:{self.port}/?token={self._guard.new_token()}"
+        return f"http://{_LOOPBACK}:{self.port}/?token={self._access.new_token()}"
 
     def start(self) -> Self:
         """Start the server in a thread of its own."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="quire view", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="quire view", daemon=True)
+            try:
+                thread.start()
+            except BaseException:  # the process has no threads left
+                self._resources.close()
+                raise
+            self._thread = thread
         return self
 
     def _run(self) -> None:
-        try:
+        with self._resources:
             self._server.run(sockets=[self._socket])
-        finally:
-            self._socket.close()
-            self._remove_folder()
 
     def wait(self) -> None:
         """Wait until the viewer is closed; Ctrl-C interrupts the wait."""
@@ -120,9 +122,7 @@ class Viewer:
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(10)
-        else:
-            self._socket.close()
-        self._remove_folder()
+        self._resources.close()
 
     def _remove_folder(self) -> None:
         if self._folder is not None:

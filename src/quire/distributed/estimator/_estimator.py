@@ -20,7 +20,7 @@ from quire.data import MissingOptions
 from quire.distributed._engine import Engine
 from quire.distributed.estimator._callbacks import show_progress
 from quire.distributed.estimator._feeds import FeedOptions
-from quire.distributed.estimator._job import Job, Outcome, Recipe
+from quire.distributed.estimator._job import Job, RankOutcome, Recipe
 from quire.distributed.estimator._launch import launch
 from quire.distributed.estimator._options import (
     ColumnSelection,
@@ -145,7 +145,7 @@ class Estimator:
             outcome = self._run(job, self.options.workers)[0]
         return self._finish_fit(outcome)
 
-    def _finish_fit(self, outcome: Outcome) -> list[dict[str, Any]]:
+    def _finish_fit(self, outcome: RankOutcome) -> list[dict[str, Any]]:
         if outcome.state is not None:
             self._recipe.load_state(outcome.state)
         self._steps = outcome.steps
@@ -184,7 +184,7 @@ class Estimator:
             return predict_shards(data, PredictionSpec(self._recipe, selection, output_col, batch_size))
         return predict_rows(data, partial(self._predict, batch_size=batch_size, selection=selection), output_col)
 
-    def _predict(self, data: Any, batch_size: int | None, selection: ColumnSelection) -> list[Outcome]:
+    def _predict(self, data: Any, batch_size: int | None, selection: ColumnSelection) -> list[RankOutcome]:
         job = self._job("predict", data, self._feed_options(batch_size, {}), selection)
         return self._run(job, self.options.workers)
 
@@ -204,7 +204,7 @@ class Estimator:
         feed_options = replace(feed_options, missing=missing)
         return Job(task, self._recipe, make_source(data, feed_options, self._folder), feed_options, selection)
 
-    def _run(self, job: Job, workers: int) -> list[Outcome]:
+    def _run(self, job: Job, workers: int) -> list[RankOutcome]:
         if self.options.engine == "local" and workers == 1:
             return [run_rank(job, RankInfo())]
         if not isinstance(self._engine, str):

@@ -1,6 +1,6 @@
 """The data of a rank: batches, an epoch at a time, in step with the other ranks.
 
-A `Source` is sent to every rank and opens a `Feed` there, the rank's share of the data: by a plan over row numbers
+A `FeedSource` is sent to every rank and opens a `Feed` there, the rank's share of the data: by a plan over row numbers
 (`IndexedFeed`), from a dataset in shards (`StreamFeed`), or as batches of which nothing else is known.
 """
 
@@ -171,7 +171,7 @@ def _iter_leaves(content: object) -> Iterator[Any]:
         yield content
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """Data that can be sent to a rank, and opened there."""
 
     def open(self, world: World, feed_options: FeedOptions) -> Feed:

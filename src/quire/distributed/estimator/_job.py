@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quire._optional import is_loaded, require
-from quire.distributed.estimator._feeds import FeedOptions, RankBatch, Source
+from quire.distributed.estimator._feeds import FeedOptions, FeedSource, RankBatch
 from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
 from quire.errors import PickleError, StorageNotFoundError
@@ -111,10 +111,10 @@ class Job:
 
     task: Task
     recipe: Recipe
-    data: Source
+    data: FeedSource
     feed_options: FeedOptions
     selection: ColumnSelection = field(default_factory=ColumnSelection)
-    validation: Source | None = None
+    validation: FeedSource | None = None
     callbacks: Sequence[Any] = ()
     epochs: range = range(1)
     steps_before: int = 0
@@ -128,7 +128,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class RankOutcome:
     """The results of a rank; the state and the history are those of rank 0."""
 
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -32,7 +32,7 @@ import pyarrow as pa
 from quire._optional import require
 from quire.distributed._ray import ray_session
 from quire.distributed._spark import spark_session
-from quire.distributed.estimator._job import Job, Outcome, import_paths_file, read_job, write_job
+from quire.distributed.estimator._job import Job, RankOutcome, import_paths_file, read_job, write_job
 from quire.distributed.estimator._options import EstimatorOptions
 from quire.distributed.estimator._ranks import RankInfo
 from quire.distributed.estimator._training import run_rank
@@ -80,7 +80,7 @@ class Attempt:
 
     folder: Path
 
-    def write_outcome(self, rank: int, outcome: Outcome) -> None:
+    def write_outcome(self, rank: int, outcome: RankOutcome) -> None:
         _write_whole(self.folder / f"outcome-{rank}", pickle.dumps(outcome, 5))
 
     def write_error(self, rank: int, error: BaseException) -> None:
@@ -92,7 +92,7 @@ class Attempt:
             content = pickle.dumps((None, text))
         _write_whole(self.folder / f"error-{rank}", content)
 
-    def read_outcomes(self, size: int) -> list[Outcome]:
+    def read_outcomes(self, size: int) -> list[RankOutcome]:
         return [pickle.loads((self.folder / f"outcome-{rank}").read_bytes()) for rank in range(size)]  # noqa: S301
 
     @property
@@ -143,7 +143,7 @@ def is_lost(error: BaseException) -> bool:
     return any(words in text for words in _LOST_CONNECTION_TEXTS)
 
 
-def with_restarts(launch: Callable[[Attempt], list[Outcome]], folder: Path, restarts: int) -> list[Outcome]:
+def with_restarts(launch: Callable[[Attempt], list[RankOutcome]], folder: Path, restarts: int) -> list[RankOutcome]:
     """Launch ranks, and again when some of them are lost: they resume from the last checkpoint."""
     for number in range(restarts + 1):
         attempt = Attempt(folder / f"attempt-{number}")
@@ -209,7 +209,7 @@ _GRACE_SECONDS = 20.0
 """How many seconds the other ranks have to end by themselves when one has failed."""
 
 
-def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+def launch_local(launch: LaunchSpec, attempt: Attempt) -> list[RankOutcome]:
     """Start ranks on this machine, and wait for their results."""
     size = launch.size
     addresses = free_addresses("127.0.0.1", size)
@@ -277,7 +277,7 @@ _MAX_RAY_STARTS = 4
 """Ray waits a minute for room for all workers, and this many times more; by default without end."""
 
 
-def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+def launch_ray(launch: LaunchSpec, attempt: Attempt) -> list[RankOutcome]:
     """Run ranks as workers of Ray Train, and wait for their results."""
     ray = ray_session()
     # Checked here, because Ray would wait for ever for cores, or for a folder that its machines do not see.
@@ -335,7 +335,7 @@ def ray_rank(config: dict[str, str]) -> None:
         raise
 
 
-def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[Outcome]:
+def launch_spark(launch: LaunchSpec, attempt: Attempt) -> list[RankOutcome]:
     """Run ranks as tasks of a barrier stage, and wait for their results."""
     session = spark_session()
     _check_spark_room(session, launch)
@@ -399,7 +399,7 @@ _RESTARTING_ENGINES = {"ray"}
 """Engines that restart lost ranks themselves."""
 
 
-def launch(job: Job, options: EstimatorOptions, folder: Path) -> list[Outcome]:
+def launch(job: Job, options: EstimatorOptions, folder: Path) -> list[RankOutcome]:
     """Run a job on all ranks, and return their results."""
     work = folder / f".job-{uuid.uuid4().hex}"
     work.mkdir(parents=True)

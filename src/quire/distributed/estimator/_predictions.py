@@ -17,7 +17,7 @@ from quire.columns import Columns, make_column
 from quire.data import StreamingDataset
 from quire.distributed._shards import DocumentShards
 from quire.distributed.estimator._feeds import DEFAULT_BATCH_SIZE, RankBatch, map_arrays
-from quire.distributed.estimator._job import Outcome, Recipe
+from quire.distributed.estimator._job import RankOutcome, Recipe
 from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import RankInfo, World
 from quire.distributed.estimator._sources import is_generated, is_ray_dataset, is_spark_frame
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-RunJob = Callable[[Any], list[Outcome]]
+RunJob = Callable[[Any], list[RankOutcome]]
 _PYTHON_TYPES = {"f": float, "i": int, "u": int, "b": bool}
 
 
@@ -57,7 +57,7 @@ def _open_stored(data: object) -> StoredDataset[Any] | None:
 # --- outputs of all ranks
 
 
-def join_outputs(outcomes: list[Outcome]) -> Any:
+def join_outputs(outcomes: list[RankOutcome]) -> Any:
     """Join the outputs of all ranks, in the order of the rows."""
     parts = [part for outcome in outcomes for part in outcome.predictions]
     if not parts:

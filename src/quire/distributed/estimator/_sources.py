@@ -23,10 +23,10 @@ from quire.distributed.estimator._feeds import (
     CreatorFeed,
     Feed,
     FeedOptions,
+    FeedSource,
     IndexedData,
     IndexedFeed,
     IterableFeed,
-    Source,
     StreamFeed,
 )
 from quire.distributed.estimator._options import create_data, takes_rank
@@ -143,7 +143,7 @@ class IterableSource:
 # --- choosing the source
 
 
-def rank_source(data: object, feed_options: FeedOptions) -> Source:
+def rank_source(data: object, feed_options: FeedOptions) -> FeedSource:
     """Return the source of data that a rank can open; data of engines was written before."""
     plain = isinstance(data, (StoredDataset, str, os.PathLike, DocumentArray, DocumentBatch)) or callable(data)
     if not plain and feed_options.missing.missing not in ("raise", "read"):
@@ -173,7 +173,7 @@ def rank_source(data: object, feed_options: FeedOptions) -> Source:
     return _plain_source(data)
 
 
-def _plain_source(data: object) -> Source:
+def _plain_source(data: object) -> FeedSource:
     """Return the source of data that belongs to no framework."""
     if _is_arrays(data):
         return IndexedSource(IndexedData(ArrayDataset(data)))
@@ -200,7 +200,7 @@ def _is_tf_dataset(data: object) -> bool:
     return isinstance(data, tensorflow.data.Dataset)
 
 
-def _torch_source(data: object) -> Source | None:
+def _torch_source(data: object) -> FeedSource | None:
     """Return the source of a DataLoader, or of a torch dataset; None for other data."""
     torch_data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
     if isinstance(data, torch_data.DataLoader):
@@ -212,7 +212,7 @@ def _torch_source(data: object) -> Source | None:
     return None
 
 
-def _loader_source(loader: Any, torch_data: ModuleType) -> Source:
+def _loader_source(loader: Any, torch_data: ModuleType) -> FeedSource:
     dataset = loader.dataset
     if isinstance(dataset, StreamingDataset):
         return StreamSource(dataset)
@@ -265,7 +265,7 @@ class FrameSource:
         return StreamFeed(dataset, world, feed_options)
 
 
-def make_source(data: object, feed_options: FeedOptions, folder: Path) -> Source:
+def make_source(data: object, feed_options: FeedOptions, folder: Path) -> FeedSource:
     """Return the source of data; what belongs to an engine is first written to a folder, by that engine."""
     if is_spark_frame(data):
         return FrameSource(from_spark(data, cache=folder / "frames"))

@@ -20,7 +20,7 @@ import numpy as np
 
 from quire.distributed.estimator._callbacks import Callbacks
 from quire.distributed.estimator._feeds import Feed, RankBatch, synchronize_steps
-from quire.distributed.estimator._job import Backend, Job, Outcome
+from quire.distributed.estimator._job import Backend, Job, RankOutcome
 from quire.distributed.estimator._ranks import RankInfo, World
 from quire.errors import OptionError, StorageError, StorageNotFoundError
 
@@ -92,7 +92,7 @@ def read_state(checkpoint: Path) -> TrainingState:
 _log = logging.getLogger("quire.distributed")
 
 
-def run_rank(job: Job, rank_info: RankInfo) -> Outcome:
+def run_rank(job: Job, rank_info: RankInfo) -> RankOutcome:
     """Do a rank's part of a job."""
     world = job.recipe.world(rank_info) if rank_info.size > 1 else World()
     backend = job.recipe.backend(rank_info, world, job.selection)
@@ -102,13 +102,13 @@ def run_rank(job: Job, rank_info: RankInfo) -> Outcome:
             outcome.state = job.recipe.dump_state(backend) if rank_info.rank == 0 else None
     elif job.task == "evaluate":
         feed = job.data.open(world, job.feed_options.in_order())
-        outcome = Outcome(logs=evaluate(feed, backend, world, job.max_steps))
+        outcome = RankOutcome(logs=evaluate(feed, backend, world, job.max_steps))
     else:
         feed = job.data.open(world, job.feed_options.in_order())
         if world.size > 1 and not feed.planned:
             raise OptionError("the order of these rows is unknown: predict with workers=1, or on rows by number.")
         backend.begin(training=False)
-        outcome = Outcome()
+        outcome = RankOutcome()
         for batch in feed.batches(0):
             indices = batch.indices
             if indices is not None and batch.valid is not None:
@@ -140,7 +140,7 @@ class Training:
         self.callbacks = Callbacks(job.callbacks if world.rank == 0 else (), backend.model)
         self.state = TrainingState(job.epochs.start, job.steps_before, run=job.run)
 
-    def run(self) -> Outcome:
+    def run(self) -> RankOutcome:
         """Train to the end of the last epoch, from the last checkpoint on if there is one."""
         self._restore()
         self.callbacks.notify("on_train_begin")
@@ -149,7 +149,7 @@ class Training:
             if self.world.sum([self.callbacks.stop])[0]:  # only rank 0 has callbacks, and all ranks must stop
                 break
         self.callbacks.notify("on_train_end")
-        return Outcome(history=self.state.history, steps=self.state.steps)
+        return RankOutcome(history=self.state.history, steps=self.state.steps)
 
     def _restore(self) -> None:
         """Resume from the last checkpoint of this call of `fit`; with `resume`, of any."""

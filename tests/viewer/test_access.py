@@ -62,6 +62,12 @@ def test_invalid_cookies_are_unauthorized(client: Client, cookie: str) -> None:
     assert stranger.get("/api/dataset").status == 401
 
 
+@pytest.mark.parametrize("other", ["a b=c", 'x="unclosed', "{json: 1}", "=", "a=\xe9", "name with space"])
+def test_malformed_cookies_of_other_applications_keep_the_session(client: Client, other: str) -> None:
+    for cookie in (f"{other}; {client.cookie}", f"{client.cookie}; {other}", f"{other};{client.cookie};{other}"):
+        assert Client(client.viewer, cookie).get("/api/dataset").status == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:80", ""])
 def test_foreign_host_names_are_rejected(client: Client, host: str) -> None:
     answer = client.get("/api/dataset", headers={"Host": host.format(port=client.viewer.port)})

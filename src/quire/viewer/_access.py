@@ -11,7 +11,6 @@ import hmac
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -40,7 +39,7 @@ _CLOSED_PAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>q
 <p>Its address works once, in one browser. Ask for a new one where the viewer was started.</p></main></html>"""
 
 
-class Guard:
+class AccessControl:
     """ASGI middleware that authenticates requests and adds security headers to every response."""
 
     def __init__(self, app: App, port: int) -> None:
@@ -89,11 +88,11 @@ class Guard:
         return match is not None
 
     def _has_session(self, headers: dict[bytes, bytes]) -> bool:
-        try:
-            cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-        except CookieError:
-            return False
-        return self._cookie in cookies and _is_equal(cookies[self._cookie].value, self._session)
+        # Cookies of other applications on this host arrive in the same header, because cookies do not depend on the
+        # port. `http.cookies.SimpleCookie` drops everything after a malformed one, so the header is split here.
+        cookies = headers.get(b"cookie", b"").decode("latin-1").split(";")
+        pairs = (cookie.strip().partition("=") for cookie in cookies)
+        return any(name == self._cookie and _is_equal(value, self._session) for name, _, value in pairs)
 
 
 def _is_equal(first: str, second: str) -> bool:
