@@ -59,7 +59,7 @@ def test_every_row_comes_from_files_outside_the_page_cache(folder: Path, monkeyp
 
 
 def test_runs_across_record_batches_are_read_completely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = StreamingDataset[Page](folder, batch_size=64).stored
+    reader = StreamingDataset[Page](folder, batch_size=64).stored._row_reader
     pages = set[int]()
 
     def note(addresses: Any, sizes: Any) -> None:
@@ -67,9 +67,9 @@ def test_runs_across_record_batches_are_read_completely(folder: Path, monkeypatc
             pages.update(range(start, start + size, WIDTH))
 
     monkeypatch.setattr("quire.storage._tensor_codecs.read_ahead", note)
-    dataset.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
-    data = dataset.layout.codecs[2]
-    rows = dataset.locate(np.r_[0:10, 120:140, 2_000:2_010])
+    reader.read_ahead(np.array([0, 120, 2_000]), np.array([10, 140, 2_010]))
+    data = reader.layout.codecs[2]
+    rows = reader.locate(np.r_[0:10, 120:140, 2_000:2_010])
     assert pages == set((rows.part(data.first + 1) + rows.positions * WIDTH).tolist())
 
 

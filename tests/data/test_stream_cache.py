@@ -47,7 +47,7 @@ def size_of_one(folder: Path, cache: Path) -> int:
     """The bytes of a shard in the cache."""
     dataset = stream_samples(folder, storage=ReadOptions(cache=cache))
     dataset[0]
-    return dataset.stored.reader.cache.total_bytes()
+    return dataset.stored._row_reader.shard_reader.cache.total_bytes()
 
 
 def test_large_cache_decodes_each_shard_once(folder: Path, tmp_path: Path, transcodes: Counter[str]) -> None:
@@ -70,7 +70,7 @@ def test_small_cache_decodes_each_shard_about_once_per_epoch(
         seen = []
         for batch in dataset:
             seen += numbers([batch])
-            assert dataset.stored.reader.cache.total_bytes() <= options.cache_bytes  # type: ignore[operator]
+            assert dataset.stored._row_reader.shard_reader.cache.total_bytes() <= options.cache_bytes  # type: ignore[operator]
         assert sorted(flatten(seen)) == list(range(ROWS))
         assert sum(transcodes.values()) <= SHARDS * (epoch + 1) * 1.1
     assert len(set(seen[0])) > 1 or room == 2

@@ -240,8 +240,8 @@ def test_child_forked_while_a_thread_opens_shards_does_not_block(folder: Path) -
     held, stop = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with source._lock:
-            source._opened[:] = 0  # as if it were in the middle of opening them
+        with source._row_reader._lock:
+            source._row_reader._opened[:] = 0  # as if it were in the middle of opening them
             held.set()
             stop.wait()
 

@@ -52,7 +52,7 @@ def main(source: Path, work: Path, seed: int, rounds: int) -> None:
         try:
             dataset = open_dataset(path, Tree, cache=work / f"cache-{number}", verify="never")
             rows = np.random.default_rng(number).permutation(len(dataset))
-            columns = dataset.gather(rows)
+            columns = dataset._row_reader.gather(rows)
             columns.documents()
             counts["fine"] += 1
         except ShardError as error:

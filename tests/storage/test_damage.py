@@ -79,7 +79,7 @@ def test_verify_names_every_damaged_shard(folder: Path, damage: Callable[[Path],
 @pytest.mark.parametrize("damage", _DAMAGE)
 def test_reading_a_damaged_shard_raises_an_error_and_others_are_read(folder: Path, damage: str) -> None:
     dataset = open_dataset(folder, Photo)
-    shard, start = dataset.shards[1], int(dataset.starts[1])
+    shard, start = dataset.shards[1], int(dataset._row_reader.starts[1])
     _DAMAGE[damage](folder / shard.name)
     for read in (lambda: dataset[start], lambda: dataset[[0, start, 59]], dataset.read):
         with pytest.raises(ShardError, match=shard.name):
@@ -93,7 +93,7 @@ def test_reading_a_damaged_shard_raises_an_error_and_others_are_read(folder: Pat
 def test_rows_after_a_damaged_shard_are_read_correctly(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     _cut(folder / dataset.shards[2].name)
-    bad = range(int(dataset.starts[2]), int(dataset.starts[3]))
+    bad = range(int(dataset._row_reader.starts[2]), int(dataset._row_reader.starts[3]))
     with pytest.raises(ShardError):
         dataset[np.arange(60)]
     for row in range(60):

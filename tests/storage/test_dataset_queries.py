@@ -216,7 +216,7 @@ def test_large_record_batches_are_read_in_parts(tmp_path: Path) -> None:
         file.write_batch(batch)
     dataset = open_dataset(tmp_path, Large)
     assert len(dataset.shards[0].groups) == 1
-    assert [len(part) for part in dataset.read_parts()] == [15, 15, 10]
+    assert [len(part) for part in dataset._row_reader.read_parts()] == [15, 15, 10]
     assert [int(document.pixels[0]) for document in dataset] == list(range(40))
 
 

@@ -174,7 +174,7 @@ def test_row_groups_of_narrow_and_full_pages_share_memory(pages: Pages, monkeypa
         assert pages.take(np.array([row]))[0].number == row
         assert narrow.columns(np.array([row])).columns["number"].values() == [row]
         assert kept_bytes(pages) == kept_bytes(narrow) <= 1 << 16
-    assert pages.dataset.is_mapped or kept_bytes(pages)
+    assert pages.dataset._row_reader.is_mapped or kept_bytes(pages)
 
 
 def test_reading_all_blocks_keeps_none_in_memory(pages: Pages) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.storage._range_index import RangeIndex
+from quire.storage._row_reader import RangeIndex
 from tests.strategies import laws
 
 pytestmark = pytest.mark.needs("pyarrow")

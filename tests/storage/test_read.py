@@ -99,7 +99,7 @@ def test_dataset_describes_itself(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     assert repr(dataset) == f"<StoredDataset[Photo] of 60 in {len(dataset.shards)} shards>"
     assert dataset.nbytes == sum((folder / shard.name).stat().st_size for shard in dataset.shards)
-    assert dataset.is_mapped == (dataset.shards[0].format == "arrow")
+    assert dataset._row_reader.is_mapped == (dataset.shards[0].format == "arrow")
     with pytest.raises(SchemaError, match="Student"):
         StoredDataset(folder)
 
@@ -281,7 +281,7 @@ def test_row_groups_ruled_out_by_statistics_are_not_read(tmp_path: Path) -> None
     start, end = sum(groups[:2]), sum(groups[:3])
 
     def found(query: dict[str, Any]) -> list[int]:
-        rows = open_dataset(tmp_path, Photo, where=query).rows
+        rows = open_dataset(tmp_path, Photo, where=query)._row_reader.rows
         assert rows is not None
         return rows.tolist()
 
@@ -356,7 +356,7 @@ def test_many_threads_read_one_dataset(folder: Path) -> None:
 
 
 def test_shards_are_closed_when_too_many_are_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.storage._dataset._MAX_OPEN", 3)
+    monkeypatch.setattr("quire.storage._row_reader._MAX_OPEN", 3)
     dataset = open_dataset(folder, Photo)
 
     def some(seed: int) -> bool:
@@ -393,7 +393,7 @@ def test_lock_held_during_a_fork_does_not_block_the_child(folder: Path) -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with dataset._lock:
+        with dataset._row_reader._lock:
             held.set()
             done.wait()
 
@@ -411,7 +411,7 @@ def test_lock_held_during_a_fork_does_not_block_the_child(folder: Path) -> None:
 def test_fork_waits_for_a_shard_being_opened(folder: Path) -> None:
     dataset = open_dataset(folder, Photo)
     begun, order = threading.Event(), list[str]()
-    really_open = dataset.reader.open
+    really_open = dataset._row_reader.shard_reader.open
 
     def slowly(shard: Any) -> Any:
         begun.set()
@@ -419,7 +419,7 @@ def test_fork_waits_for_a_shard_being_opened(folder: Path) -> None:
         order.append("opened")
         return really_open(shard)
 
-    dataset.reader.open = slowly  # type: ignore[method-assign]
+    dataset._row_reader.shard_reader.open = slowly  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: dataset[[0]])
     thread.start()
     begun.wait()

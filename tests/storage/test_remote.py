@@ -50,7 +50,7 @@ def test_remote_dataset_is_written_and_read(kind: Any) -> None:
     dataset = open_dataset("memory://shelf")
     assert type(dataset).document_type is Photo
     assert [int(number) for number in dataset[[29, 0, 7]].number] == [29, 0, 7]
-    assert not dataset.is_mapped
+    assert not dataset._row_reader.is_mapped
     assert _numbers("memory://shelf") == list(range(30))
     dataset.verify()
     assert len(open_dataset("memory://shelf", Photo, where={"number": {"$lt": 5}})) == 5
@@ -158,6 +158,6 @@ def test_error_about_a_missing_remote_file_names_it(site: Site) -> None:
     name = dataset.shards[1].name
     del site.files[f"/data/{name}"]
     with pytest.raises(ShardError, match=f"{name}: the shard is missing"):
-        dataset[int(dataset.starts[1])]
+        dataset[int(dataset._row_reader.starts[1])]
     with pytest.raises(ShardError, match=f"1 of {len(dataset.shards)} shards"):
         dataset.verify()

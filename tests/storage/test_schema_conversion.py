@@ -315,7 +315,7 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
         field: Annotated[np.ndarray, Shape(8 << 20), DType("uint8")]
 
     dataset = open_dataset(tmp_path, Row)
-    assert [len(batch) for batch in dataset.reader.read(dataset.shards[0])] == [2, 2, 2]
+    assert [len(batch) for batch in dataset._row_reader.shard_reader.read(dataset.shards[0])] == [2, 2, 2]
     assert dataset[5].field.sum() == 0
 
 

@@ -32,12 +32,12 @@ from quire.storage import (
     StoredDataset,
     _block_table,
     _row_locations,
+    _row_reader,
     _tensor_codecs,
     column_statistics,
     open_dataset,
     write_dataset,
 )
-from quire.storage import _dataset as storage_dataset
 from quire.storage._arrow_codec import BinaryCodec
 from quire.storage._block_table import (
     _TRAILER,
@@ -210,7 +210,8 @@ def test_blocks_are_verified_once(tmp_path: Path) -> None:
 def test_verify_is_an_option_of_everything_that_opens_a_dataset(tmp_path: Path) -> None:
     write_dataset(rows(5), tmp_path, document_type=Row)
     assert StoredDataset[Row](tmp_path, verify="never").options.verify == "never"
-    assert open_dataset(tmp_path, Row, options=ReadOptions(verify="always")).reader.verify == "always"
+    dataset = open_dataset(tmp_path, Row, options=ReadOptions(verify="always"))
+    assert dataset._row_reader.shard_reader.verify == "always"
     assert StreamingDataset[Row](tmp_path, 2, verify="always").stored.options.verify == "always"
     assert StreamingDataset[Row](tmp_path, 2).stored.options.verify == "first_touch"
     wrong: Any = "sometimes"
@@ -380,11 +381,11 @@ def test_reading_a_few_rows_verifies_a_few_pieces_once(samples: Path, monkeypatc
     assert len(checked) == 2
     whole = open_dataset(samples, Sample)
     assert whole.read().number.tolist() == whole[:].number.tolist() == list(range(200))
-    every = int(whole._verified.pieces.sum()) - 1
+    every = int(whole._row_reader.verified.pieces.sum()) - 1
     assert len(checked) == 2 + every
     assert whole[::-1].number.tolist() == list(range(200))[::-1]
     assert len(checked) == 2 + every
-    assert whole._addresses._passed_runs == len(whole._addresses._runs) > 0
+    assert whole._row_reader._addresses._passed_runs == len(whole._row_reader._addresses._runs) > 0
     always = open_dataset(samples, Sample, columns=["number"], verify="always")
     for count in (1, 2, 3):
         assert always[[7, 7, 8]].number.tolist() == [7, 7, 8]
@@ -447,7 +448,7 @@ def test_wide_rows_are_verified_once(wide_rows: Path, monkeypatch: pytest.Monkey
     for _ in range(2):
         assert dataset[:].pixels[:, 8194].tolist() == list(range(24))
         assert len(checked) == 24
-    assert dataset._addresses._passed_runs == len(dataset._addresses._runs) > 0
+    assert dataset._row_reader._addresses._passed_runs == len(dataset._row_reader._addresses._runs) > 0
     always = open_dataset(wide_rows, Wide, verify="always")
     for count in (1, 2):
         assert always[[3, 7]].label.tolist() == [3, 7]
@@ -472,9 +473,9 @@ def test_worker_processes_share_the_pieces_that_were_verified(samples: Path) -> 
         dataset[[5, 150]]
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    shared = int(dataset._verified.pieces.sum())
+    shared = int(dataset._row_reader.verified.pieces.sum())
     assert shared > 2 * 5
-    assert int(pickle.loads(pickle.dumps(dataset))._verified.pieces.sum()) == shared
+    assert int(pickle.loads(pickle.dumps(dataset))._row_reader.verified.pieces.sum()) == shared
     file, table = table_of(samples)
     offset, _ = table.columns[0, table.names.index("number")].tolist()
     bitrot.flip_byte(file, offset + 5 * 8, 1)
@@ -489,13 +490,13 @@ def test_pieces_are_requested_at_once(samples: Path, monkeypatch: pytest.MonkeyP
         _row_locations, "read_ranges_ahead", lambda ranges: asked.extend([len(ranges)] if ranges else [])
     )
     monkeypatch.setattr(_row_locations, "read_ahead", lambda starts, _: asked.append(len(starts)))
-    monkeypatch.setattr(storage_dataset, "_LARGE", 1)
+    monkeypatch.setattr(_row_reader, "_LARGE", 1)
     monkeypatch.setattr(_tensor_codecs, "_LARGE", 1)
     dataset = open_dataset(samples, Sample, columns=["maybe", "number"])
     for _ in range(2):
         assert dataset[[3, 50, 150]].number.tolist() == [3, 50, 150]
         assert asked == [3, 3]  # the pieces of each column
-    dataset.read_ahead(np.array([0]), np.array([200]))
+    dataset._row_reader.read_ahead(np.array([0]), np.array([200]))
     assert len(dataset[:]) == 200
     assert asked[:2] == [3, 3]
     assert len(asked) == 3  # the tensors were asked for already, by the reader of all rows
@@ -531,7 +532,7 @@ def test_opening_a_shard_reads_only_its_metadata(tmp_path: Path) -> None:
         else:
             return  # tmpfs keeps every page in memory, so that there is nothing to read from a disk
     dataset = open_dataset(tmp_path, Block)
-    dataset.open_shard(0)
+    dataset._row_reader.locate(np.zeros(1, np.int64))
     assert 0 < resident_pages(content) * mmap.PAGESIZE < content.size // 4
 
 
@@ -612,7 +613,7 @@ def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, k
     dataset = open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")
     if kind == "parquet":
         open_dataset(tmp_path / "d", Row, cache=tmp_path / "cache")[0]
-    assert not dataset._verified.flags.any()
+    assert not dataset._row_reader.verified.flags.any()
     if method == "fork":
         child = os.fork()
         if child == 0:
@@ -624,7 +625,7 @@ def test_worker_processes_share_what_was_verified(tmp_path: Path, method: str, k
         worker.start()
         worker.join()
         assert worker.exitcode == 0
-    flags = dataset._verified.flags.all(axis=1)
+    flags = dataset._row_reader.verified.flags.all(axis=1)
     assert flags[0]
     assert not flags.all()
     if kind == "arrow":
@@ -641,9 +642,9 @@ def test_dataset_of_an_ended_process_verifies_by_itself(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     dataset = pickle.loads(done.stdout)
-    assert not dataset._verified.flags.any()
+    assert not dataset._row_reader.verified.flags.any()
     assert dataset[3].n == 1003
-    assert dataset._verified.flags.all()
+    assert dataset._row_reader.verified.flags.all()
 
 
 # --- logs and versions

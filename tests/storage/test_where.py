@@ -271,7 +271,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def rows_of(dataset: StoredDataset[Any], where: Any) -> list[int]:
-    rows = matching_rows(dataset.reader, iter(dataset.shards), where)
+    rows = matching_rows(dataset._row_reader.shard_reader, iter(dataset.shards), where)
     assert rows.dtype == np.int64
     return rows.tolist()
 
@@ -356,7 +356,7 @@ def test_cached_rows_depend_on_shards_and_class(folder: Path, evaluations: list[
     query = {"number": {"$lt": 20}}
     dataset = open_dataset(folder, Fact)
     assert rows_of(dataset, query) == list(range(20))
-    assert matching_rows(dataset.reader, dataset.shards[1:], query).tolist() == [0, 1, 2, 3, 4]
+    assert matching_rows(dataset._row_reader.shard_reader, dataset.shards[1:], query).tolist() == [0, 1, 2, 3, 4]
     assert rows_of(open_dataset(folder, Other), query) == list(range(20))
     assert len(evaluations) == 3
 
@@ -365,7 +365,11 @@ def test_cached_rows_depend_on_shards_and_class(folder: Path, evaluations: list[
 def test_damaged_result_in_the_cache_is_replaced(folder: Path, evaluations: list[Any], damaged: bytes) -> None:
     dataset = open_dataset(folder, Fact)
     assert rows_of(dataset, {"number": 7}) == [7]
-    [file] = [path for path in dataset.reader.cache.folder.iterdir() if path.is_file() and path.suffix != ".lock"]
+    [file] = [
+        path
+        for path in dataset._row_reader.shard_reader.cache.folder.iterdir()
+        if path.is_file() and path.suffix != ".lock"
+    ]
     file.write_bytes(damaged)
     assert rows_of(dataset, {"number": 7}) == [7]
     assert len(evaluations) == 2
@@ -380,4 +384,6 @@ def test_rows_are_evaluated_when_the_cache_loses_them(
     dataset = open_dataset(folder, Fact)
     assert rows_of(dataset, {"number": 7}) == [7]
     assert len(evaluations) == 3
-    assert not [path for path in dataset.reader.cache.folder.iterdir() if path.read_bytes() == b"lost"]
+    assert not [
+        path for path in dataset._row_reader.shard_reader.cache.folder.iterdir() if path.read_bytes() == b"lost"
+    ]

@@ -52,7 +52,7 @@ class Fetch:
         self._steps = plan_steps(stored.schema, preprocessing)
         self._missing = MissingPolicy.plan(options.missing, stored.schema, self._steps, output, options.shapes)
         self._missing.check_stored(stored)
-        self._has_mixed = has_mixed_tensors(stored.layout.codecs)
+        self._has_mixed = has_mixed_tensors(stored._row_reader.layout.codecs)
         self._arena = Arena()
         self._bad_shards: frozenset[int] = frozenset()
         self._window_length = 1  # the number of rows that are skipped as a whole
@@ -60,7 +60,8 @@ class Fetch:
     @property
     def only_copies(self) -> bool:
         """Whether batches are rows of mapped files without any change."""
-        return self._stored.is_mapped and self._target is not None and not self._steps and self._output is None
+        is_changed = self._target is None or self._steps or self._output is not None
+        return self._stored._row_reader.is_mapped and not is_changed
 
     def for_windows(self, length: int, registry: EpochRegistry) -> Fetch:
         """Return a copy for windows of rows, which are skipped as a whole."""
@@ -125,7 +126,7 @@ class Fetch:
             rest = [self._select_readable(*part) for part in parts[done:]]
             rows = [part[0] for part in rest]
             try:
-                gathered = self._stored.gather_parts(rows, self._target)
+                gathered = self._stored._row_reader.gather_parts(rows, self._target)
                 # Unpacked in the loop: zip keeps the last tuple that it returned, unless nothing else refers to it.
                 for columns, part in zip(gathered, rest, strict=True):
                     done += 1
@@ -139,7 +140,7 @@ class Fetch:
         """Find the shards of rows that cannot be read, and exclude them; raise the error if that is not allowed."""
         if self._on_error == "raise" and isinstance(error, ShardError):
             raise error
-        shards = self._stored.shards_of(rows)
+        shards = self._stored._row_reader.shards_of(rows)
         checks = {shard: self._check_shard(shard, rows[shards == shard]) for shard in np.unique(shards).tolist()}
         errors = {shard: shard_error for shard, shard_error in checks.items() if shard_error is not None}
         if not errors:
@@ -157,7 +158,7 @@ class Fetch:
     def _check_shard(self, shard: int, rows: NDArray[np.int64]) -> ShardError | None:
         """Return the error of reading some rows of a shard; None if they can be read."""
         try:
-            self._stored.gather(rows)
+            self._stored._row_reader.gather(rows)
         except ShardError as error:
             return error
         except DecodeError as error:
@@ -169,7 +170,7 @@ class Fetch:
         """Leave out the rows of bad shards, or replace them, following `on_error`."""
         if not self._bad_shards:
             return rows, real
-        bad = np.isin(self._stored.shards_of(rows), list(self._bad_shards))
+        bad = np.isin(self._stored._row_reader.shards_of(rows), list(self._bad_shards))
         if not bad.any():
             return rows, real
         if self._on_error == "skip":
@@ -179,9 +180,9 @@ class Fetch:
 
     def _shard_bounds(self) -> NDArray[np.int64]:
         """Return the first row of each shard, counted in the rows that `where` has chosen."""
-        stored = self._stored
+        reader = self._stored._row_reader
         bounds: NDArray[np.int64] = (
-            stored.starts if stored.rows is None else np.searchsorted(stored.rows, stored.starts)
+            reader.starts if reader.rows is None else np.searchsorted(reader.rows, reader.starts)
         )
         return bounds
 

@@ -208,7 +208,7 @@ class _PartialFields:
 
     def __call__(self, path: FieldPath) -> bool:
         if path not in self._known:
-            self._known[path] = self._dataset.rows is None and self._look_up(path)
+            self._known[path] = self._dataset._row_reader.rows is None and self._look_up(path)
         return self._known[path]
 
     def _look_up(self, path: FieldPath) -> bool:
@@ -222,18 +222,17 @@ class _PartialFields:
 
 def _check_rows(dataset: StoredDataset[Any], path: FieldPath) -> None:
     """Raise an error for the first row without a value. A filter may have excluded all such rows."""
-    if dataset.rows is not None and not dataset.is_mapped:
+    if dataset._row_reader.rows is not None and not dataset._row_reader.is_mapped:
         return  # reading the rows would copy whole shards to the cache
     # The field is absent, which is no error, if none of the rows that a filter keeps has a value.
     has_values = False
     first: tuple[int, Any] | None = None
     names = [join_path(path), *(["id"] if "id" in dataset.schema.by_name else [])]
-    url = dataset.folder.join(dataset._file) if dataset._file else dataset.folder.url
     try:
-        narrow = type(dataset)(url, names, None, dataset.options)
+        narrow = dataset.narrow(names)._row_reader
         for start in range(0, len(dataset), _ROWS_AT_A_TIME):
             rows = np.arange(start, min(start + _ROWS_AT_A_TIME, len(dataset)))
-            columns = narrow.gather(dataset.stored_rows(rows))
+            columns = narrow.gather(rows)
             values = next((each for each in find_missing(columns) if each.path == path), None)
             has_values = has_values or values is None or not values.is_absent
             if values is not None and first is None:

@@ -146,10 +146,10 @@ def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder
     into the cache when one of its rows is read, so a block is about a shard, and a window what the cache can hold.
     """
     rows = len(stored)
-    if stored.is_mapped or options.shuffle is False or not stored.shards:
+    if stored._row_reader.is_mapped or options.shuffle is False or not stored.shards:
         block, window = choose_block(rows, estimate_row_bytes(stored), options.memory_bytes)
     else:
-        needed, room = int(stored.nbytes * _estimate_growth(stored)), stored.reader.cache.max_bytes
+        needed, room = int(stored.nbytes * _estimate_growth(stored)), stored._row_reader.shard_reader.cache.max_bytes
         if needed <= room:
             block, window = choose_block(rows, estimate_row_bytes(stored), options.memory_bytes)
         elif options.shuffle == "global":
@@ -169,14 +169,14 @@ def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder
 
 def estimate_row_bytes(stored: StoredDataset[Any]) -> float:
     """Return the approximate size of a row in the shards."""
-    return stored.nbytes / max(int(stored.starts[-1]), 1)
+    return stored.nbytes / max(int(stored._row_reader.starts[-1]), 1)
 
 
 def compute_fingerprint(stored: StoredDataset[Any]) -> str:
     """Return a digest that identifies a dataset: the checksums of its shards (or names), and the selected rows."""
     digest = blake2b("\n".join(f"{s.rows} {s.xxh3 or s.name}" for s in stored.shards).encode(), digest_size=8)
-    if stored.rows is not None:
-        digest.update(stored.rows.tobytes())
+    if stored._row_reader.rows is not None:
+        digest.update(stored._row_reader.rows.tobytes())
     return digest.hexdigest()
 
 

@@ -329,7 +329,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if first <= last:
             self._read_ahead_until = epoch, last
             with suppress(ShardError, DecodeError):  # raised again when the rows are gathered
-                self.stored.read_ahead(*order.runs(epoch, max(span.start, order.window_start(epoch, first)), span.stop))
+                self.stored._row_reader.read_ahead(
+                    *order.runs(epoch, max(span.start, order.window_start(epoch, first)), span.stop)
+                )
 
     def _state_at(self, share: Slice, step: int, done: int, before: int) -> StreamState:
         return StreamState.at(share, step, done, before, self.options.epochs, self._fingerprint)

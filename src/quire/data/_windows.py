@@ -178,12 +178,11 @@ def _find_runs(stored: StoredDataset[Any], order_by: str, max_gap: Any) -> NDArr
 
 def _read_values(stored: StoredDataset[Any], path: str) -> NDArray[Any]:
     """Read the values of a field in all rows as numbers or times."""
-    url = stored.folder.join(stored._file) if stored._file else stored.folder.url
-    narrow = type(stored)(url, [path], None, stored.options)
+    narrow = stored.narrow([path])._row_reader
     parts: list[Any] = [np.zeros(0, np.int64)]
     for start in range(0, len(stored), _ROWS_AT_A_TIME):
         rows = np.arange(start, min(start + _ROWS_AT_A_TIME, len(stored)))
-        columns = narrow.gather(stored.stored_rows(rows))
+        columns = narrow.gather(rows)
         parts.append(_to_array(find_column(columns, path).values(), path))
     return np.concatenate(parts[1:] or parts)
 

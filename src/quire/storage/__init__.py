@@ -9,7 +9,7 @@ Modules, from the user's calls down to bytes:
 - `_timestamps`: datetimes as timestamps in shards; `_interchange`, `_interchange_codecs`: data for other libraries;
 - `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class;
 - `_block_table`, `_verification`: checksums;
-- `_row_locations`, `_range_index`, `_memory`, `_locks`: rows by memory address, mapped files, locks and forks.
+- `_row_reader`, `_row_locations`: rows by number and by memory address; `_locks`: locks between processes.
 
 Names without an entry in `__all__` are for other packages of quire.
 """
@@ -57,6 +57,7 @@ from quire.storage._previews import BytesPreview as BytesPreview
 from quire.storage._previews import ItemCount as ItemCount
 from quire.storage._previews import TensorPreview as TensorPreview
 from quire.storage._row_locations import RowLocations as RowLocations
+from quire.storage._row_reader import RowReader as RowReader
 from quire.storage._schema_conversion import class_from_arrow as class_from_arrow
 from quire.storage._schema_conversion import conform_fields as conform_fields
 from quire.storage._schema_conversion import loaded_class as loaded_class

@@ -1,16 +1,11 @@
-"""Stored datasets: rows by number, wherever their shards are stored.
+"""Stored datasets: the class that users work with, and how one is opened.
 
-A row number becomes a memory address in three steps. A `RangeIndex` finds the shard. If the shard is not open, it is
-mapped, and its record batches are appended to the `AddressTable`: all record batches of open shards have consecutive
-*virtual* row numbers, in the order in which shards were opened. A second `RangeIndex` finds the record batch of a
-virtual row number, and the codecs of the layout copy the rows by address (`quire.storage._row_locations`).
+`quire.storage._row_reader` reads the rows.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -23,7 +18,6 @@ from typing_extensions import Unpack
 
 from quire._class_registry import class_name
 from quire._extra_fields import Extra, check_extra
-from quire._lowlevel.forks import at_fork, no_fork
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_document_type
 from quire.array import (
@@ -45,11 +39,10 @@ from quire.array import (
     sample_positions,
     split_positions,
 )
-from quire.columns import Column, Columns
+from quire.columns import Column
 from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import (
-    DecodeError,
     DocumentTypeError,
     PathError,
     SchemaError,
@@ -59,27 +52,22 @@ from quire.errors import (
 )
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.schema import join_path, parse_path
-from quire.storage._block_table import Pieces, count_regions
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
 from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, paths_within, resolve_columns
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
-from quire.storage._range_index import RangeIndex
-from quire.storage._row_locations import RowLocations
+from quire.storage._row_reader import RowReader
 from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns
 from quire.storage._shard_reader import (
-    Block,
-    DamagedCopyError,
     ShardReader,
     count_rows,
     partition_values,
     read_arrow_schema,
     read_null_count,
-    shard_errors,
 )
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
-from quire.storage._where import Split, Where, matching_rows, rows_of_shard
-from quire.tensors import Framework, describe, framework_of
+from quire.storage._where import Split, Where, matching_rows
+from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,12 +77,6 @@ DocT = TypeVar("DocT", bound=BaseDocument)
 R = TypeVar("R")
 _FOOTERS = 16
 """The number of footers of plain files that are read at a time."""
-_LARGE = 16 << 20
-"""The average size of shards from which on parts of them are read ahead."""
-_SLOTS = 64
-"""The number of flags for the blocks of a copy in the cache, whose number is not known before it is opened."""
-_MAX_OPEN = 16_384
-"""Before more shards are opened, all are closed: the system limits the number of mappings of a process."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +104,6 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     """
 
     document_type: ClassVar[type[Any]] = BaseDocument
-    _opened: NDArray[np.int64]
-    """For each shard, the virtual number of its first row; -1 if it is not open."""
-    _batch_starts: NDArray[np.int64]
-    """The virtual numbers of the first rows of all open record batches."""
-    _virtual_rows: int
-    _cached_bytes: int
-    """The size of open copies in the cache."""
 
     def __init__(
         self,
@@ -143,16 +118,19 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = replace(options or ReadOptions(), **more)
         self.folder, self._file = split_file(url, self.options.remote)
-        schema = self.document_type.document_schema()
-        self._paths = resolve_columns(schema, columns)
-        self.layout = Layout(schema, paths=self._paths)
-        self.schema = self.layout.schema
+        self._paths = resolve_columns(self.document_type.document_schema(), columns)
         self.shards: tuple[Shard, ...] = self._list_shards()
-        self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in self.shards], dtype=np.int64)])
-        cache = ShardCache(self.options.cache, self.options.cache_bytes)
-        self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
-        self._prepare(None)
-        self.rows: NDArray[np.int64] | None = None if where is None else matching_rows(self.reader, self.shards, where)
+        self._open(ShardCache(self.options.cache, self.options.cache_bytes))
+        if where is not None:
+            self._row_reader.rows = matching_rows(self._row_reader.shard_reader, self.shards, where)
+
+    def _open(
+        self, cache: ShardCache, rows: NDArray[np.int64] | None = None, verified: VerifiedBlocks | None = None
+    ) -> None:
+        layout = Layout(self.document_type.document_schema(), paths=self._paths)
+        self.schema = layout.schema
+        reader = ShardReader(self.folder, layout, cache, self.options.verify)
+        self._row_reader = RowReader(reader, self.shards, rows, verified)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -167,12 +145,12 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         return tuple(shard for shard in shards if shard.rows)
 
     def __len__(self) -> int:
-        return int(self.starts[-1]) if self.rows is None else len(self.rows)
+        return len(self._row_reader)
 
     @property
     def nbytes(self) -> int:
         """The size of all shards in bytes."""
-        return sum(shard.bytes for shard in self.shards)
+        return self._row_reader.nbytes
 
     # --- rows
 
@@ -193,7 +171,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Return the rows at these positions as a batch: an int, a slice, a list, an array or a mask."""
         document_type = self.schema.document_type
         rows = resolve_positions(indices, len(self))
-        return DocumentBatch[document_type]._wrap(self.gather(rows))  # type: ignore[valid-type]
+        return DocumentBatch[document_type]._wrap(self._row_reader.gather(rows))  # type: ignore[valid-type]
 
     def sample(
         self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None
@@ -209,182 +187,16 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         return [self._select_rows(positions) for positions in rows]
 
     def _values_at(self, path: str) -> list[Any]:
-        parts = self.narrow([path]).read_parts()
+        parts = self.narrow([path])._row_reader.read_parts()
         return [value for columns in parts for value in find_column(columns, path).values()]
 
     def _select_rows(self, positions: NDArray[np.int64]) -> StoredDataset[DocT]:
-        rows = np.sort(positions) if self.rows is None else self.rows[np.sort(positions)]
-        return self._with_state(rows=rows)
-
-    def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
-        """Copy the columns of rows by position, with tensors of `framework`, or of those that fields name."""
-        [columns] = self.gather_parts([rows], framework)
-        return columns
-
-    def gather_parts(self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None) -> Iterator[Columns]:
-        """Yield the columns of several parts of rows, each when it is needed; the shards are opened at once."""
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        locations = self.locate(rows)
-        locations.framework = framework
-        return self._gather_located(locations, [*map(len, parts)], rows)
-
-    def _gather_located(
-        self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]
-    ) -> Iterator[Columns]:
-        """Yield parts of rows whose shards are open; errors name the shard."""
-        try:
-            yield from self.layout.gather_parts(locations, sizes)
-        except DamagedCopyError:  # nothing was gathered yet, and the copy was removed from the cache: write another
-            self._close_shards(rows)
-            again = self.locate(rows)
-            again.framework = locations.framework
-            yield from self.layout.gather_parts(again, sizes)
-        except DecodeError:
-            numbers = self.shards_of(rows)
-            for number in np.unique(numbers).tolist():
-                with shard_errors(self.folder, self.shards[number]):
-                    self.layout.gather(self.locate(rows[numbers == number]))
-            raise
-
-    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Let the system read ranges of rows before they are needed, of shards that are mapped as they are.
-
-        After the first such call, the system reads nothing else of shards that are opened but what is asked for. Small
-        shards are left alone: all would have to be opened, and there is little in them that is read in vain.
-        """
-        if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
-            return
-        self.reader.reads_ahead, self._addresses.read_ahead_parts = True, self.layout.read_ahead_parts
-        with self._lock:
-            first, last = self.locate(begins), self.locate(ends - 1)
-        lengths = np.append(self._batch_starts[1:], self._virtual_rows) - self._batch_starts
-        counts = np.minimum(ends - begins, lengths[first.batches] - first.positions)
-        self.layout.read_ahead(first, counts)
-        across = np.flatnonzero(first.batches != last.batches)  # ranges that end in another record batch
-        if len(across):
-            rest = RowLocations(self._addresses, last.batches[across], np.zeros(len(across), np.int64))
-            self.layout.read_ahead(rest, last.positions[across] + 1)
-
-    def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers in the shards of rows by position, which differ if the dataset is filtered."""
-        return rows if self.rows is None else self.rows[rows]
-
-    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of the shards that rows are in."""
-        return self._shard_index.find(self.stored_rows(rows))
-
-    def locate(self, rows: NDArray[np.int64]) -> RowLocations:
-        """Return the locations of rows by position; the shards that they are in are opened."""
-        with self._lock:
-            rows = self.stored_rows(rows)
-            shards = self._shard_index.find(rows)
-            if (self._opened[shards] < 0).any():
-                self._open_shards(np.unique(shards))
-            virtual = self._opened[shards] + rows - self.starts[shards]
-            batches = self._batch_index.find(virtual)
-            return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
-
-    # --- open shards
-
-    def open_shard(self, number: int) -> None:
-        """Open a shard, if it is not open; raise an error if it cannot be read."""
-        with self._lock:
-            if self._opened[number] < 0:
-                self._open_shards(np.array([number]))
-
-    def _open_shards(self, shards: NDArray[np.int64]) -> None:
-        if self._addresses.count + len(shards) > _MAX_OPEN or self._cached_bytes > self.reader.cache.max_bytes:
-            self._close_all()  # the disk space of copies that the cache has removed is free once they are closed
-        starts = [self._batch_starts]
-        try:
-            for number in shards[self._opened[shards] < 0].tolist():
-                with no_fork():
-                    blocks = self.reader.open(self.shards[number])
-                    parts = [self.layout.locate(block.batch) for block in blocks]
-                pieces = self._share_checks(number, blocks, parts)
-                self._opened[number] = self._virtual_rows
-                self._cached_bytes += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
-                for block, own_parts, own_pieces in zip(blocks, parts, pieces, strict=True):
-                    self._addresses.add(own_parts, block.batch, block.check, own_pieces)
-                    starts.append(np.array([self._virtual_rows]))
-                    self._virtual_rows += len(block.batch)
-        finally:
-            self._batch_starts = np.concatenate(starts)  # those before a shard that cannot be read are open
-            self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
-
-    def _close_shards(self, rows: NDArray[np.int64]) -> None:
-        """Let the shards of rows be opened again: damaged copies were removed from the cache."""
-        with self._lock:
-            for number in np.unique(self.shards_of(rows)).tolist():
-                self._opened[number] = -1
-                self._verified.flags[self._slots[number] : self._slots[number + 1]] = 0
-
-    def _close_all(self) -> None:
-        """Close all shards; rows that are being gathered keep theirs."""
-        self._addresses = self.layout.addresses()
-        self._addresses.use_flags(self._verified.pieces, keep=self.options.verify != "always")
-        if self.reader.reads_ahead:
-            self._addresses.read_ahead_parts = self.layout.read_ahead_parts
-        self._opened = np.full(len(self.shards), -1, np.int64)
-        self._batch_starts, self._virtual_rows = np.zeros(0, np.int64), 0
-        self._batch_index = RangeIndex(self._batch_starts, 0)
-        self._cached_bytes = 0
-
-    def _share_checks(
-        self, number: int, blocks: Sequence[Block], parts: Sequence[list[int]]
-    ) -> list[dict[int, Pieces]]:
-        """Let the checks of a shard use the flags that processes share, and return the pieces of each block.
-
-        A copy in the cache may have more blocks than flags: then consecutive blocks share one, and are verified
-        together. Only shards that are mapped as they are have flags for pieces.
-        """
-        pieces: list[dict[int, Pieces]] = [{} for _ in blocks]
-        first, slots = int(self._slots[number]), int(self._slots[number + 1] - self._slots[number])
-        flags, count = self._verified.flags, len(blocks)
-        keep = self.options.verify != "always"
-        for place, block in enumerate(blocks):
-            if block.check is not None:
-                slot, together = place, None
-                if count > slots:
-                    slot = place * slots // count
-                    together = range(-(-slot * count // slots), -(-(slot + 1) * count // slots))
-                block.check.use_flags(flags[first + slot], keep=keep, blocks=together)
-                if self._piece_flags[number] < self._piece_flags[number + 1]:
-                    pieces[place] = block.check.split(parts[place], self._data_parts, int(self._piece_flags[number]))
-        return pieces
-
-    def _prepare(self, verified: VerifiedBlocks | None) -> None:
-        """Set up what is not pickled: the index of shards, flags for their blocks and pieces, and the lock."""
-        self._lock = threading.RLock()
-        self._shard_index = RangeIndex(self.starts[:-1], int(self.starts[-1]))
-        tables = [shard.table if self._can_map(shard) else None for shard in self.shards]
-        slots = [_SLOTS if table is None else shard.blocks for shard, table in zip(self.shards, tables, strict=True)]
-        self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(slots, dtype=np.int64)])
-        regions = [0 if table is None else count_regions(table[1]) for table in tables]
-        self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
-        self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
-        shape = int(self._slots[-1]), len(self.layout.codecs), sum(regions)
-        self._verified = verified or VerifiedBlocks(*shape)
-        self._close_all()
-        _alive.add(self)
-
-    def _can_map(self, shard: Shard) -> bool:
-        return shard.format == "arrow" and self.folder.local_path(shard.name) is not None
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether rows are read from the shards themselves, without a copy in the cache."""
-        return not self.shards or self._can_map(self.shards[0])
-
-    @property
-    def fits_cache(self) -> bool:
-        """Whether the cache has room for all shards."""
-        return self.reader.cache.holds(self.nbytes)
+        return self._with_state(rows=self._row_reader.stored_rows(np.sort(positions)))
 
     # --- columns
 
     def __getattr__(self, name: str) -> Any:
-        """Read a column. Methods and attributes come first: a field called 'rows' is read as dataset['rows']."""
+        """Read a column. Methods and attributes come first: a field called 'shards' is read as dataset['shards']."""
         if name.startswith("_") or "schema" not in self.__dict__:  # never a field, or not set up yet
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         try:
@@ -415,7 +227,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         The matching rows are found now, by reading the columns of the query, without row groups that cannot match;
         for a function, all columns. Only their numbers are kept: the rows are read when they are needed.
         """
-        rows = matching_rows(self.reader, self.shards, query, rows=self.rows, columns=self._paths)
+        reader = self._row_reader
+        rows = matching_rows(reader.shard_reader, self.shards, query, rows=reader.rows, columns=self._paths)
         return self._with_state(rows=rows)
 
     def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
@@ -433,7 +246,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         schema = self.document_type.document_schema()
         with explain_vector_field():
             schema.resolve(parse_path(field))
-        vectors = self.narrow(map(join_path, paths_within(schema, [parse_path(field)], self._paths)))
+        vectors = self.narrow(map(join_path, paths_within(schema, [parse_path(field)], self._paths)))._row_reader
         batch_type: Any = DocumentBatch[self.document_type]  # type: ignore[name-defined]
         parts, start = [], 0
         for columns in vectors.read_parts() if len(self) else [vectors.gather(np.arange(0))]:
@@ -442,7 +255,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             start += len(columns)
         nearest = [merge_nearest(results, metric, limit) for results in zip(*parts, strict=True)]
         positions = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in nearest)]))
-        batch = self._with_state(rows=self.stored_rows(positions)).read()
+        batch = self._with_state(rows=self._row_reader.stored_rows(positions)).read()
         return [Found(batch.take(np.searchsorted(positions, rows)).unstack(), scores) for rows, scores in nearest]
 
     # --- parallel work
@@ -471,10 +284,10 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def __iter__(self) -> Iterator[DocT]:
         """Yield the documents in order. They are read in blocks of rows, of which a few are in memory.
 
-        Blocks are row groups or record batches, or parts of large ones (see `read_parts`). The tensors of documents
-        of one block share its memory.
+        Blocks are row groups or record batches, or parts of about 16 MiB of large ones. The tensors of documents of one
+        block share its memory.
         """
-        return (document for columns in self.read_parts() for document in columns.iter_documents())
+        return (document for columns in self._row_reader.read_parts() for document in columns.iter_documents())
 
     def iter_batches(self, batch_size: int = 1024) -> Iterator[DocumentBatch[DocT]]:
         """Yield the rows in order, `batch_size` at a time."""
@@ -484,20 +297,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def read(self) -> DocumentBatch[DocT]:
         """Read all rows into one batch."""
         # Rows that a filter chose are copied from mapped shards one by one; without rows, there is nothing to read.
-        if not len(self) or (self.rows is not None and self.is_mapped):
+        if not len(self) or (self._row_reader.rows is not None and self._row_reader.is_mapped):
             return self.take(np.arange(len(self)))
         batch: Any = DocumentBatch[self.schema.document_type]  # type: ignore[name-defined]
-        parts = track(self.read_parts(), "reading", len(self), size=len)
+        parts = track(self._row_reader.read_parts(), "reading", len(self), size=len)
         return batch.concat(map(batch._wrap, parts), shapes="ragged")  # type: ignore[no-any-return]
-
-    def read_parts(self) -> Iterator[Columns]:
-        """Yield the columns of all rows in order, in parts of at most about 16 MiB. The cache is not used.
-
-        Shards are read from their beginning; row groups and record batches in which a filter matches no row are not.
-        """
-        for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            for _, columns in self.reader.read_columns(shard, rows_of_shard(self.rows, start, shard)):
-                yield columns
 
     def to_dataframe(self) -> pd.DataFrame:
         """Read all rows, and convert them to a pandas data frame; see `DocumentBatch.to_dataframe`."""
@@ -574,7 +378,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         shards = track(self.shards, "verifying", self.nbytes, show=show_progress, size=lambda shard: shard.bytes)
         for shard in shards:
             try:
-                self.reader.check(shard)
+                self._row_reader.shard_reader.check(shard)
             except ShardError as error:
                 faults.append((shard, error))
         return faults
@@ -585,7 +389,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         No data is read: block tables of format 2 have the number, and so have the footers of most Parquet files.
         """
         self.document_type.document_schema().resolve(parse_path(path))
-        if self.rows is not None:
+        if self._row_reader.rows is not None:
             return None
         whole = layout_fingerprint(self.document_type.document_schema())
         counts = [read_null_count(self.folder, shard, path) if shard.layout == whole else None for shard in self.shards]
@@ -613,39 +417,22 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """Return documents to show; none of a remote dataset, so that showing it fetches nothing."""
         if not len(self) or self.folder.local_path(self.shards[0].name) is None:
             return ()
-        if self.rows is not None or self.is_mapped:
+        if self._row_reader.rows is not None or self._row_reader.is_mapped:
             return self[: min(count, len(self))]
-        return next(self.read_parts()).slice(slice(0, count)).documents()
+        return next(self._row_reader.read_parts()).slice(slice(0, count)).documents()
 
     # --- pickling
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("options", "folder", "shards", "starts", "rows", "_file", "_paths")
-        shared = {"cache": self.reader.cache, "verified": self._verified}
-        return {**{name: self.__dict__[name] for name in kept}, **shared}
+        # Other processes share the cache and the flags of verified blocks, and open shards themselves.
+        reader = self._row_reader
+        kept = {name: self.__dict__[name] for name in ("options", "folder", "shards", "_file", "_paths")}
+        return {**kept, "rows": reader.rows, "cache": reader.shard_reader.cache, "verified": reader.verified}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        cache, verified = state.pop("cache"), state.pop("verified", None)
+        cache, rows, verified = state.pop("cache"), state.pop("rows"), state.pop("verified")
         self.__dict__.update(state)
-        self.layout = Layout(self.document_type.document_schema(), paths=self._paths)
-        self.schema = self.layout.schema
-        self.reader = ShardReader(self.folder, self.layout, cache, self.options.verify)
-        self._prepare(verified)
-
-
-_alive: weakref.WeakSet[StoredDataset[Any]] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    """In a forked child, renew the datasets whose lock another thread of the parent held: it never releases it here."""
-    for dataset in list(_alive):
-        if dataset._lock.acquire(blocking=False):
-            dataset._lock.release()
-        else:
-            dataset._prepare(dataset._verified)
-
-
-at_fork(after_in_child=_renew_locks)
+        self._open(cache, rows, verified)
 
 
 def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:

@@ -49,29 +49,24 @@ def open_stream(dataset: StoredDataset[Any]) -> pa.RecordBatchReader:
 
     An Arrow stream has one schema. Where it depends on values, they are read first, up to the first in each column.
     """
-    schema, paths = dataset.document_type.document_schema(), dataset.layout.paths
-    layout = InterchangeLayout(schema, paths, in_utc=True)
-    _infer_types(dataset, layout)
-    empty = dataset.layout.decode(dataset.layout.empty_batch())
-    batches = (layout.encode(columns) for columns in dataset.read_parts())
-    return pa.RecordBatchReader.from_batches(layout.encode(empty).schema, batches)
-
-
-def _infer_types(dataset: StoredDataset[Any], layout: InterchangeLayout) -> None:
+    schema, reader = dataset.document_type.document_schema(), dataset._row_reader
+    layout = InterchangeLayout(schema, reader.layout.paths, in_utc=True)
     codecs = layout.inferred_codecs()
-    if not codecs or not len(dataset):
-        return
-    prefix = f"{layout.schema.name}."
-    columns = sorted({path.removeprefix(prefix).replace("[]", "") for path in codecs})
-    narrow = dataset.narrow(columns)
-    probe = InterchangeLayout(dataset.document_type.document_schema(), narrow.layout.paths, in_utc=True)
-    probes = probe.inferred_codecs()
-    for part in narrow.read_parts():
-        probe.encode(part)
-        if all(codec.inferred is not None for codec in probes.values()):
-            break
-    for path, codec in codecs.items():
-        codec.inferred = probes[path].inferred
+    if codecs and len(dataset):
+        prefix = f"{layout.schema.name}."
+        columns = sorted({path.removeprefix(prefix).replace("[]", "") for path in codecs})
+        narrow = dataset.narrow(columns)._row_reader
+        probe = InterchangeLayout(schema, narrow.layout.paths, in_utc=True)
+        probes = probe.inferred_codecs()
+        for part in narrow.read_parts():
+            probe.encode(part)
+            if all(codec.inferred is not None for codec in probes.values()):
+                break
+        for path, codec in codecs.items():
+            codec.inferred = probes[path].inferred
+    empty = reader.layout.decode(reader.layout.empty_batch())
+    batches = (layout.encode(columns) for columns in reader.read_parts())
+    return pa.RecordBatchReader.from_batches(layout.encode(empty).schema, batches)
 
 
 def from_arrow(document_type: type[Any], data: Any, extra: Extra) -> Columns:

@@ -49,7 +49,7 @@ class Pages:
     """Reads the rows of a dataset by number, without the cache if a few row groups hold them; tensors are of numpy."""
 
     def __init__(self, dataset: StoredDataset[Any]) -> None:
-        self.dataset = dataset
+        self.dataset, self._reader = dataset, dataset._row_reader
         self._mapped_before = _count_mapped_bytes()
         self._columns: tuple[str, ...] = ()
         self._kept: OrderedDict[tuple[tuple[str, ...], int, int], pa.RecordBatch] = OrderedDict()
@@ -78,7 +78,7 @@ class Pages:
 
     def columns(self, rows: NDArray[np.int64]) -> Columns:
         """Copy the columns of rows by position."""
-        parts = [self.dataset.layout.gather(self._locate(some)) for some in self._split(rows)]
+        parts = [self._reader.layout.gather(self._locate(some)) for some in self._split(rows)]
         return parts[0] if len(parts) == 1 else concat_columns(parts, shapes="ragged")
 
     def preview(self, rows: NDArray[np.int64], head: int = 512) -> dict[FieldPath, list[Any]]:
@@ -90,28 +90,28 @@ class Pages:
         for some in self._split(rows):
             locations = self._locate(some)
             locations.verify()
-            parts.append(preview_columns(self.dataset.layout.codecs, locations, head))
+            parts.append(preview_columns(self._reader.layout.codecs, locations, head))
         return {path: [value for part in parts for value in part[path]] for path in parts[0]}
 
     def matching(self, where: Where) -> NDArray[np.int64]:
         """Return the positions of the rows that match a filter."""
-        dataset = self.dataset
-        rows = matching_rows(dataset.reader, dataset.shards, where)
-        return rows if dataset.rows is None else np.flatnonzero(np.isin(dataset.rows, rows))
+        reader = self._reader
+        rows = matching_rows(reader.shard_reader, reader.shards, where)
+        return rows if reader.rows is None else np.flatnonzero(np.isin(reader.rows, rows))
 
     def blocks(self, rows: int = 65_536) -> Iterator[tuple[int, Columns]]:
         """Yield all rows in order, some at a time: the position of the first, and the columns."""
-        dataset = self.dataset
-        if dataset.rows is not None or dataset.is_mapped:
+        reader = self._reader
+        if reader.rows is not None or reader.is_mapped:
             for start in range(0, len(self), rows):
                 yield start, self.columns(np.arange(start, min(start + rows, len(self))))
             drop_mapped_pages()  # a whole column was read once, and is not needed next
             return
         parts: Iterator[Columns]
-        if all(map(self._is_read_directly, range(len(dataset.shards)))):
-            parts = (dataset.layout.decode(batch) for batch in self._read_all_groups())
+        if all(map(self._is_read_directly, range(len(reader.shards)))):
+            parts = (reader.layout.decode(batch) for batch in self._read_all_groups())
         else:
-            parts = dataset.read_parts()
+            parts = reader.read_parts()
         start = 0
         for columns in parts:
             yield start, columns
@@ -122,7 +122,7 @@ class Pages:
         generator = np.random.default_rng(seed)
         if count >= len(self):
             return np.arange(len(self))
-        if self.dataset.is_mapped:
+        if self._reader.is_mapped:
             return np.sort(generator.choice(len(self), count, replace=False))
         runs = min(_MANY // 2, count)
         starts = np.sort(generator.choice(max(1, len(self) - count // runs), runs, replace=False))
@@ -130,8 +130,8 @@ class Pages:
 
     def _split(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the parts of rows that are gathered at a time: one, unless they are scattered over mapped files."""
-        codecs = len(self.dataset.layout.codecs)
-        if not self.dataset.is_mapped or (np.count_nonzero(np.diff(rows) != 1) + 1) * codecs <= _APART:
+        codecs = len(self._reader.layout.codecs)
+        if not self._reader.is_mapped or (np.count_nonzero(np.diff(rows) != 1) + 1) * codecs <= _APART:
             return [rows]
         size = max(1, _APART // max(1, codecs))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -141,19 +141,19 @@ class Pages:
     def _locate(self, rows: NDArray[np.int64]) -> RowLocations:
         if _count_mapped_bytes() - self._mapped_before > _MAPPED:
             drop_mapped_pages()  # otherwise everything that was viewed once would stay in memory
-        locations = self._locate_in_groups(self.dataset.stored_rows(rows))
+        locations = self._locate_in_groups(rows)
         if locations is None:
-            locations = self.dataset.locate(rows)
+            locations = self._reader.locate(rows)
         locations.framework = get_framework("numpy")
         return locations
 
     def _locate_in_groups(self, rows: NDArray[np.int64]) -> RowLocations | None:
-        """Return the locations of rows in row groups that are read directly; None if the dataset should locate them."""
-        dataset = self.dataset
-        shards = dataset._shard_index.find(rows)
-        if dataset.is_mapped or not len(rows) or (dataset._opened[shards] >= 0).all():
+        """Return the locations of rows in row groups that are read directly; None to read them through the cache."""
+        reader = self._reader
+        shards = reader.shards_of(rows)
+        if reader.is_mapped or not len(rows) or reader.is_open(shards):
             return None
-        groups, positions = np.zeros_like(rows), rows - dataset.starts[shards]
+        groups, positions = np.zeros_like(rows), reader.stored_rows(rows) - reader.starts[shards]
         for number in np.unique(shards).tolist():
             own = shards == number
             if not self._is_read_directly(number):
@@ -164,17 +164,17 @@ class Pages:
         keys, batches = np.unique(np.stack([shards, groups]), axis=1, return_inverse=True)
         if keys.shape[1] > _MANY:
             return None
-        addresses = dataset.layout.addresses()
+        addresses = reader.layout.addresses()
         for shard_number, group in keys.T.tolist():
             batch = self._load_group(shard_number, group)
-            addresses.add(dataset.layout.locate(batch), batch)
+            addresses.add(reader.layout.locate(batch), batch)
         return RowLocations(addresses, batches.reshape(-1), positions)
 
     # --- row groups
 
     def _is_read_directly(self, number: int) -> bool:
-        dataset, shard = self.dataset, self.dataset.shards[number]
-        if dataset.folder.local_path(shard.name) is None or shard.format != "parquet":
+        shard = self._reader.shards[number]
+        if self._reader.folder.local_path(shard.name) is None or shard.format != "parquet":
             return False
         groups = self._group_rows(number)
         return sum(groups) == shard.rows and shard.bytes <= _LARGE * len(groups)
@@ -182,12 +182,12 @@ class Pages:
     def _group_rows(self, number: int) -> tuple[int, ...]:
         """Return the number of rows of each row group of a shard, and keep it."""
         if number not in self._rows:
-            self._rows[number] = read_block_rows(self.dataset.folder, self.dataset.shards[number])
+            self._rows[number] = read_block_rows(self._reader.folder, self._reader.shards[number])
         return self._rows[number]
 
     def _read_all_groups(self) -> Iterator[pa.RecordBatch]:
         """Yield all row groups in order, without keeping them."""
-        for number in range(len(self.dataset.shards)):
+        for number in range(len(self._reader.shards)):
             for group, rows in enumerate(self._group_rows(number)):
                 if rows:
                     yield self._read_group(number, group)
@@ -208,7 +208,7 @@ class Pages:
 
     def _read_group(self, number: int, group: int) -> pa.RecordBatch:
         """Read a row group in the layout of the class, in one read: a mapped file would be read around each fault."""
-        reader, shard = self.dataset.reader, self.dataset.shards[number]
+        reader, shard = self._reader.shard_reader, self._reader.shards[number]
         with shard_errors(reader.folder, shard), reader.local_file(shard) as path:
             with pq.ParquetFile(path, metadata=self._load_footer(number, path), pre_buffer=True) as file:
                 reader.check_row_group(path, shard, file, group)
@@ -222,7 +222,7 @@ class Pages:
     def _load_footer(self, number: int, path: Path) -> pq.FileMetaData:
         """Return the footer of a shard, which is kept as long as the file does not change."""
         status = path.stat()
-        self.dataset.reader.check_size(self.dataset.shards[number], status.st_size)
+        self._reader.shard_reader.check_size(self._reader.shards[number], status.st_size)
         with self._lock:
             changed, footer = self._footers.pop(number, (0, None))
             if footer is None or changed != status.st_mtime_ns:

@@ -60,7 +60,7 @@ def _sample_rows(dataset: StoredDataset[Any], rows: int, seed: int) -> NDArray[n
     if total <= count:
         return np.arange(total)
     # The dataset is divided into equal shares. A run begins anywhere in its share, and ends there.
-    runs = min(_RUNS if dataset.is_mapped else _RUNS // 4, count)
+    runs = min(_RUNS if dataset._row_reader.is_mapped else _RUNS // 4, count)
     edges = np.arange(runs + 1, dtype=np.int64) * total // runs
     sizes = np.diff(edges * count // total)
     free = np.diff(edges) - sizes
@@ -69,32 +69,32 @@ def _sample_rows(dataset: StoredDataset[Any], rows: int, seed: int) -> NDArray[n
 
 
 def _row_bytes(dataset: StoredDataset[Any]) -> int:
-    return max(1, dataset.nbytes // max(int(dataset.starts[-1]), 1))
+    return max(1, dataset.nbytes // max(int(dataset._row_reader.starts[-1]), 1))
 
 
 def _read_sample(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Iterator[Columns]:
     yield _gather(dataset, rows[:0], paths)  # so that a dataset without rows has statistics of its columns
-    if dataset.is_mapped:
+    rows_reader = dataset._row_reader
+    if rows_reader.is_mapped:
         size = max(1, min(_MAX_ROWS, _MAX_PART_BYTES // _row_bytes(dataset)))
         for start in range(0, len(rows), size):
             yield _gather(dataset, rows[start : start + size], paths)
         return
     layout = Layout(dataset.document_type.document_schema(), paths=dataset._paths if paths is None else paths)
-    reader = ShardReader(dataset.folder, layout, dataset.reader.cache, dataset.options.verify)
-    stored = dataset.stored_rows(rows)
-    numbers = dataset.shards_of(rows)
+    reader = ShardReader(dataset.folder, layout, rows_reader.shard_reader.cache, dataset.options.verify)
+    stored, numbers = rows_reader.stored_rows(rows), rows_reader.shards_of(rows)
     for number in np.unique(numbers).tolist():
-        yield from _read_rows(reader, dataset.shards[number], stored[numbers == number] - dataset.starts[number])
+        yield from _read_rows(reader, dataset.shards[number], stored[numbers == number] - rows_reader.starts[number])
 
 
 def _gather(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) -> Columns:
     """Copy columns of rows of mapped shards, with tensors of numpy: other frameworks may not be installed."""
-    locations = dataset.locate(rows)
+    locations = dataset._row_reader.locate(rows)
     locations.framework = get_framework("numpy")
     names = None if paths is None else {path[0] for path in paths}
     codecs = {
         number: codec
-        for number, codec in enumerate(dataset.layout.codecs)
+        for number, codec in enumerate(dataset._row_reader.layout.codecs)
         if names is None or codec.field.name in names
     }
     locations.verify([*codecs])

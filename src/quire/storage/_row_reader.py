@@ -1,0 +1,310 @@
+"""Reading rows of a dataset by number: which shards they are in, which shards are open, and copies of rows.
+
+A row number becomes a memory address in three steps. A `RangeIndex` finds the shard. If the shard is not open, it is
+mapped, and its record batches are appended to the `AddressTable`: all record batches of open shards have consecutive
+*virtual* row numbers, in the order in which shards were opened. A second `RangeIndex` finds the record batch of a
+virtual row number, and the codecs of the layout copy the rows by address (`quire.storage._row_locations`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire._lowlevel.forks import at_fork, no_fork
+from quire.columns import Columns
+from quire.errors import DecodeError
+from quire.storage._block_table import Pieces, count_regions
+from quire.storage._manifest import Shard
+from quire.storage._row_locations import RowLocations
+from quire.storage._shard_reader import Block, DamagedCopyError, ShardReader, shard_errors
+from quire.storage._verification import VerifiedBlocks
+from quire.storage._where import rows_of_shard
+from quire.tensors import Framework
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LARGE = 16 << 20
+"""The average size of shards from which on parts of them are read ahead."""
+_SLOTS = 64
+"""The number of flags for the blocks of a copy in the cache, whose number is not known before it is opened."""
+_MAX_OPEN = 16_384
+"""Before more shards are opened, all are closed: the system limits the number of mappings of a process."""
+_FEW = 8
+"""Up to this number of ranges, comparing with every start is fastest."""
+_MAX_PASSES, _MAX_STEPS = 4, 16
+"""A table pays while ranges have similar lengths: few starts within a step, and few steps within a range."""
+
+
+class RowReader:
+    """Copies rows of a dataset by position. A shard is opened when one of its rows is first read.
+
+    This class is for other packages of quire, which get it as `dataset._row_reader`; it is not public. Many threads may
+    use one reader. A lock protects the list of open shards; copying rows takes none (see `AddressTable`).
+
+    `shards` are the shards that have rows, in order, and `rows` the ascending numbers of the rows that a filter
+    selected, or None for all. `verified` are the flags of another reader of the same shards and columns.
+    """
+
+    _opened: NDArray[np.int64]
+    """For each shard, the virtual number of its first row; -1 if it is not open."""
+    _batch_starts: NDArray[np.int64]
+    """The virtual numbers of the first rows of all open record batches."""
+    _virtual_rows: int
+    _cached_bytes: int
+    """The size of open copies in the cache."""
+
+    def __init__(
+        self,
+        shard_reader: ShardReader,
+        shards: tuple[Shard, ...],
+        rows: NDArray[np.int64] | None = None,
+        verified: VerifiedBlocks | None = None,
+    ) -> None:
+        self.shard_reader, self.shards, self.rows = shard_reader, shards, rows
+        self.folder, self.layout = shard_reader.folder, shard_reader.layout
+        self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in shards], dtype=np.int64)])
+        """For each shard, the number of its first row; at the end, the number of all stored rows."""
+        self._shard_index = RangeIndex(self.starts[:-1], int(self.starts[-1]))
+        # Flags of verified data: one per block and column, and one per piece of a mapped shard. `_slots` and
+        # `_piece_flags` have the first ones of each shard. Flag 0 of the pieces stands for "nothing to verify".
+        tables = [shard.table if self._can_map(shard) else None for shard in shards]
+        slots = [_SLOTS if table is None else shard.blocks for shard, table in zip(shards, tables, strict=True)]
+        self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(slots, dtype=np.int64)])
+        regions = [0 if table is None else count_regions(table[1]) for table in tables]
+        self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
+        self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
+        self.verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.codecs), sum(regions))
+        self._lock = threading.RLock()
+        self._close_all()
+        _alive.add(self)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.rows is None else len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all shards in bytes."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def _can_map(self, shard: Shard) -> bool:
+        return shard.format == "arrow" and self.folder.local_path(shard.name) is not None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether rows are read from the shards themselves, without a copy in the cache."""
+        return not self.shards or self._can_map(self.shards[0])
+
+    # --- rows
+
+    def gather(self, rows: NDArray[np.int64], framework: Framework | None = None) -> Columns:
+        """Copy the columns of rows by position, with tensors of `framework`, or of those that fields name."""
+        [columns] = self.gather_parts([rows], framework)
+        return columns
+
+    def gather_parts(self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None) -> Iterator[Columns]:
+        """Yield the columns of several parts of rows, each when it is needed; the shards are opened at once."""
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        locations = self.locate(rows)
+        locations.framework = framework
+        return self._gather_located(locations, [*map(len, parts)], rows)
+
+    def _gather_located(
+        self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]
+    ) -> Iterator[Columns]:
+        """Yield parts of rows whose shards are open; errors name the shard."""
+        try:
+            yield from self.layout.gather_parts(locations, sizes)
+        except DamagedCopyError:
+            # Columns are verified before the first part is yielded. The damaged copy was removed: write another one.
+            self._close_shards(rows)
+            again = self.locate(rows)
+            again.framework = locations.framework
+            yield from self.layout.gather_parts(again, sizes)
+        except DecodeError:
+            # Codecs do not know which shard a row is in. Read shard by shard, so that the error names the damaged one.
+            numbers = self.shards_of(rows)
+            for number in np.unique(numbers).tolist():
+                with shard_errors(self.folder, self.shards[number]):
+                    self.layout.gather(self.locate(rows[numbers == number]))
+            raise
+
+    def read_parts(self) -> Iterator[Columns]:
+        """Yield the columns of all rows in order, in parts of at most about 16 MiB. The cache is not used.
+
+        Shards are read from their beginning; row groups and record batches in which a filter matches no row are not.
+        """
+        for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
+            for _, columns in self.shard_reader.read_columns(shard, rows_of_shard(self.rows, start, shard)):
+                yield columns
+
+    def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Let the system read ranges of rows before they are needed, of shards that are mapped as they are.
+
+        After the first such call, the system reads nothing else of shards that are opened but what is asked for. Small
+        shards are left alone: all would have to be opened, and there is little in them that is read in vain.
+        """
+        if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
+            return
+        self.shard_reader.reads_ahead, self._addresses.read_ahead_parts = True, self.layout.read_ahead_parts
+        with self._lock:
+            edges = self.locate(np.concatenate([begins, ends - 1]))  # in one call: another one may close shards
+            lengths = np.append(self._batch_starts[1:], self._virtual_rows) - self._batch_starts
+        first, last = edges.select(slice(len(begins))), edges.select(slice(len(begins), None))
+        counts = np.minimum(ends - begins, lengths[first.batches] - first.positions)
+        self.layout.read_ahead(first, counts)
+        across = np.flatnonzero(first.batches != last.batches)  # ranges that end in another record batch
+        if len(across):
+            rest = RowLocations(edges.addresses, last.batches[across], np.zeros(len(across), np.int64))
+            self.layout.read_ahead(rest, last.positions[across] + 1)
+
+    def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers in the shards of rows by position, which differ if the dataset is filtered."""
+        return rows if self.rows is None else self.rows[rows]
+
+    def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the shards that rows are in."""
+        return self._shard_index.find(self.stored_rows(rows))
+
+    def is_open(self, shards: NDArray[np.int64]) -> bool:
+        """Return whether all of these shards are open."""
+        return bool((self._opened[shards] >= 0).all())
+
+    def locate(self, rows: NDArray[np.int64]) -> RowLocations:
+        """Return the locations of rows by position; the shards that they are in are opened."""
+        with self._lock:
+            rows = self.stored_rows(rows)
+            shards = self._shard_index.find(rows)
+            if not self.is_open(shards):
+                self._open_shards(np.unique(shards))
+            # Both subtractions are per row: the row's place in its shard, then its place in its record batch.
+            virtual = self._opened[shards] + rows - self.starts[shards]
+            batches = self._batch_index.find(virtual)
+            return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
+
+    # --- open shards
+
+    def _open_shards(self, shards: NDArray[np.int64]) -> None:
+        if self._addresses.count + len(shards) > _MAX_OPEN or self._cached_bytes > self.shard_reader.cache.max_bytes:
+            self._close_all()  # the disk space of copies that the cache has removed is free once they are closed
+        starts = [self._batch_starts]
+        try:
+            for number in shards[self._opened[shards] < 0].tolist():
+                with no_fork():
+                    blocks = self.shard_reader.open(self.shards[number])
+                    parts = [self.layout.locate(block.batch) for block in blocks]
+                pieces = self._share_checks(number, blocks, parts)
+                self._opened[number] = self._virtual_rows
+                self._cached_bytes += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
+                for block, own_parts, own_pieces in zip(blocks, parts, pieces, strict=True):
+                    self._addresses.add(own_parts, block.batch, block.check, own_pieces)
+                    starts.append(np.array([self._virtual_rows]))
+                    self._virtual_rows += len(block.batch)
+        finally:
+            self._batch_starts = np.concatenate(starts)  # those before a shard that cannot be read are open
+            self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
+
+    def _share_checks(
+        self, number: int, blocks: Sequence[Block], parts: Sequence[list[int]]
+    ) -> list[dict[int, Pieces]]:
+        """Let the checks of a shard use the flags that processes share, and return the pieces of each block.
+
+        A copy in the cache may have more blocks than flags: then consecutive blocks share one, and are verified
+        together. Only shards that are mapped as they are have flags for pieces.
+        """
+        pieces: list[dict[int, Pieces]] = [{} for _ in blocks]
+        first, slots = int(self._slots[number]), int(self._slots[number + 1] - self._slots[number])
+        flags, count = self.verified.flags, len(blocks)
+        keep = self.shard_reader.verify != "always"
+        for place, block in enumerate(blocks):
+            if block.check is not None:
+                slot, together = place, None
+                if count > slots:  # block b has slot b * slots // count: `together` are all blocks of this slot
+                    slot = place * slots // count
+                    together = range(-(-slot * count // slots), -(-(slot + 1) * count // slots))
+                block.check.use_flags(flags[first + slot], keep=keep, blocks=together)
+                if self._piece_flags[number] < self._piece_flags[number + 1]:
+                    pieces[place] = block.check.split(parts[place], self._data_parts, int(self._piece_flags[number]))
+        return pieces
+
+    def _close_shards(self, rows: NDArray[np.int64]) -> None:
+        """Let the shards of rows be opened again: damaged copies were removed from the cache."""
+        with self._lock:
+            for number in np.unique(self.shards_of(rows)).tolist():
+                self._opened[number] = -1
+                self.verified.flags[self._slots[number] : self._slots[number + 1]] = 0
+
+    def _close_all(self) -> None:
+        """Close all shards; rows that are being gathered keep theirs."""
+        self._addresses = self.layout.addresses()
+        self._addresses.use_flags(self.verified.pieces, keep=self.shard_reader.verify != "always")
+        if self.shard_reader.reads_ahead:
+            self._addresses.read_ahead_parts = self.layout.read_ahead_parts
+        self._opened = np.full(len(self.shards), -1, np.int64)
+        self._batch_starts, self._virtual_rows = np.zeros(0, np.int64), 0
+        self._batch_index = RangeIndex(self._batch_starts, 0)
+        self._cached_bytes = 0
+
+
+_alive: weakref.WeakSet[RowReader] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child, renew the readers whose lock another thread of the parent held: it never releases it here.
+
+    That thread may have been in the middle of opening shards, so all shards of such a reader are closed.
+    """
+    for reader in list(_alive):
+        if reader._lock.acquire(blocking=False):
+            reader._lock.release()
+        else:
+            reader._lock = threading.RLock()
+            reader._close_all()
+
+
+at_fork(after_in_child=_renew_locks)
+
+
+class RangeIndex:
+    """Consecutive ranges, given by the first row of each and the row after the last.
+
+    A binary search takes a branch for every bit of the answer, of which the processor predicts half wrong. Rows are
+    therefore looked up in a table with an entry for every 2**shift rows, about half a range: the range of the first row
+    of that step. A comparison with the next start, repeated `passes` times, corrects the answer; mostly once is enough.
+    """
+
+    def __init__(self, starts: NDArray[np.int64], end: int) -> None:
+        self._starts, self._end = starts, end
+        self._ends = np.append(starts[1:], np.iinfo(np.int64).max)
+        self._table: NDArray[np.int64] | None = None
+        self._shift = self._passes = -1
+
+    def find(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the range that each row is in."""
+        if len(self._starts) <= _FEW:
+            ranges = np.zeros(len(rows), np.int64)
+            for start in self._starts[1:].tolist():
+                ranges += rows >= start
+            return ranges
+        if self._passes < 0 and len(rows) >= len(self._starts):  # building the table is paid for by these rows
+            self._build_table()
+        if self._table is None:
+            return np.searchsorted(self._starts, rows, side="right") - 1
+        ranges = self._table.take(rows >> self._shift)
+        for _ in range(self._passes):
+            ranges += rows >= self._ends.take(ranges)
+        return ranges
+
+    def _build_table(self) -> None:
+        median = int(np.median(np.diff(self._starts, append=self._end)))
+        self._shift = max(median.bit_length() - 2, 0)
+        steps = np.arange(0, self._end, 1 << self._shift)
+        table = np.searchsorted(self._starts, steps, side="right") - 1
+        self._passes = int(np.diff(table, append=len(self._starts) - 1).max())
+        if self._passes <= _MAX_PASSES and len(steps) <= _MAX_STEPS * len(self._starts):
+            self._table = table
