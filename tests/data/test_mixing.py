@@ -386,7 +386,7 @@ def test_mixes_resume_with_the_next_batch(stored: list[Any], name: str, workers:
             if is_over:
                 del rest[0]
             if not workers:
-                assert len(resumed) == len(rest[0])
+                assert len(resumed) == len(expected[number + is_over]), "of the whole pass"
                 state = resumed.state_dict()
                 at = (number + is_over, 0 if is_over else count)
                 assert (state["epoch"], state["step"], state["origin"], state["drawn"]) == (*at, at[1], "")

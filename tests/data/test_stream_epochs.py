@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import multiprocessing
 import pickle
 import threading
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -223,12 +225,52 @@ def test_length_of_a_resumed_pass_and_of_later_ones_is_exact(source: Any) -> Non
     assert state is not None
     for way in (dataset, dataset.loader()):
         dataset.load_state_dict(state)
-        assert [(len(way), len(list(way))) for _ in range(2)] == [(5, 5), (16, 16)]
+        assert [(len(way), len(list(way))) for _ in range(2)] == [(16, 5), (16, 16)]
     loader = make_loader(dataset)
     dataset.load_state_dict(state)
-    for length in (5, 16):
+    for _ in range(2):
         for at, _ in enumerate(loader):
-            assert len(dataset) == length, at
+            assert len(dataset) == 16, at
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_length_of_a_pass_counts_steps_of_all_sizes(source: Any, epochs: int, workers: int) -> None:
+    # The pass is resumed twice, each time with other steps, and its length is always that of the whole pass.
+    taken, rows, state = 0, [], None
+    for batch_size, world_size, steps in ((4, 2, 3), (3, 1, 2), (2, 3, None)):
+        ranks = [
+            stream_samples(source, batch_size, epochs=epochs, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        for dataset in ranks:
+            if state is not None:
+                dataset.load_state_dict(json.loads(json.dumps(state)))
+            length, loader = len(dataset), make_loader(dataset, workers) if workers else dataset.loader()
+            batches = list(islice(loader, steps))
+            rows += flatten(numbers(batches))
+            if steps is None:
+                assert length == taken + len(batches)
+                if not workers:  # otherwise only the loader knows whether the pass is over
+                    assert len(dataset) == epochs * 8, "of the next pass"
+            assert [batch.state["taken"] for batch in batches] == [taken] * len(batches)
+        taken, state = taken + len(batches), batches[-1].state
+    assert sorted(rows) == sorted([*range(ROWS)] * epochs)
+
+
+def test_length_is_estimated_from_a_state_of_quire_0_1(source: Any) -> None:
+    dataset = stream_samples(source, 7)
+    state = {**next(iter(dataset)).state, "start": 21}
+    del state["taken"]
+    dataset.load_state_dict(state)
+    assert (len(dataset), len(list(dataset))) == (8, 4)
+
+
+def test_state_of_a_pass_of_more_epochs_begins_a_new_pass(source: Any) -> None:
+    state = list(islice(stream_samples(source, 7, epochs=3), 20))[-1].state
+    dataset = stream_samples(source, 7)
+    dataset.load_state_dict(state)
+    assert (dataset.epoch, len(dataset), len(list(dataset))) == (2, 8, 4)
 
 
 # --- copies and other processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from quire.data import MixedDataset
 from quire.errors import OptionError
 from tests.data.sample_streams import flatten, numbers, open_samples, stream_samples, write_samples
 
@@ -104,8 +106,50 @@ def test_wrong_ranks_of_a_launcher_are_rejected(
 ) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(OptionError, match="rank|world_size"):
-        stream_samples(folder)
+    dataset = stream_samples(folder)  # a trainer may set the ranks after it was created
+    dataset.set_epoch(2)
+    mix = MixedDataset([stream_samples(folder)])
+    for begin in (lambda: next(iter(dataset)), lambda: next(iter(dataset.loader())), lambda: next(iter(mix))):
+        with pytest.raises(OptionError, match="rank|world_size"):
+            begin()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert numbers(dataset) == numbers(stream_samples(folder, rank=1, world_size=2, epochs=3))[14:], "no pass was lost"
+    assert len(mix) == 7 and mix.state_dict()["epoch"] == 0
+
+
+def test_dataset_that_was_pickled_before_the_ranks_are_set_takes_those_of_its_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    pickled = [pickle.dumps(stream_samples(folder))]
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    pickled.append(pickle.dumps(stream_samples(folder)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for data in pickled:
+        seen = []
+        for rank in range(2):
+            monkeypatch.setenv("RANK", str(rank))
+            dataset = pickle.loads(data)  # as the process of a rank that a trainer spawned
+            # One epoch by its forked workers, which received nothing, and the next by spawned ones.
+            for method in ("fork", "spawn"):
+                loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
+                seen += flatten(numbers(loader))
+        assert sorted(seen) == sorted([*range(ROWS)] * 2)
+
+
+def unset_ranks(_worker: int) -> None:
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def test_spawned_workers_have_the_rank_of_their_trainer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options: Any = {"num_workers": 1, "multiprocessing_context": "spawn", "worker_init_fn": unset_ranks}
+    seen = numbers(DataLoader(stream_samples(folder), batch_size=None, **options))
+    assert seen == numbers(stream_samples(folder, rank=1, world_size=2))
 
 
 @pytest.mark.parametrize(

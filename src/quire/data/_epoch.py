@@ -299,13 +299,15 @@ def _check_range(name: str, value: float, least: int, most: int, why: str = "") 
 class StepGroup:
     """Some steps of one rank in an epoch: gathering several batches at once costs hardly more than one.
 
-    `done` counts the epochs of the pass before this one, and `before` the steps of the pass in them.
+    `done` counts the epochs of the pass before this one, `before` the steps of the pass in them, and `taken` the steps
+    of the pass in earlier runs, from which it was resumed.
     """
 
     share: Slice
     done: int
     before: int
     steps: Sequence[int]
+    taken: int = 0
 
     def span(self) -> range:
         """Return the range of positions in the epoch."""

@@ -34,11 +34,15 @@ _NOT_BEGUN = 0
 
 
 class PassStart(NamedTuple):
-    """Where a pass begins: the epoch, the position in it, and the number of epochs of the pass before it."""
+    """Where a pass begins: the epoch, the position in it, and the number of epochs of the pass before it.
+
+    `taken` counts the steps of the pass before this position, which were taken in other runs.
+    """
 
     epoch: int = 0
     position: int = 0
     done: int = 0
+    taken: int = 0
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,8 @@ class MixedDataset(Generic[DocT]):
 
     def _begin(self, worker: Worker) -> tuple[PassStart, int, list[_Cursor]]:
         """Begin or resume a pass: its start, the step at which it began, and a cursor for each dataset."""
+        for dataset in self.datasets.values():
+            dataset._slice(PassStart())  # raises an error for invalid ranks, before the pass counts as begun
         resumed, self._resume = self._resume, None
         if resumed is not None:
             start = PassStart(resumed.epoch, resumed.step)
@@ -193,11 +195,15 @@ class MixedDataset(Generic[DocT]):
         return known[1]
 
     def __len__(self) -> int:
-        """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
+        """Count the batches of the current pass on this rank, or of the next pass when none is under way.
+
+        The batches that were taken before a pass was resumed count, too, so that the length is that of the whole pass.
+        """
         if self.stop == "first" and all(dataset.options.epochs is None for dataset in self.datasets.values()):
             raise TypeError("datasets with epochs=None never end, and have no length together.")
         start = self._registry.current_start(1)
-        return sum(1 for _ in self._steps(start, [_Cursor.next(dataset) for dataset in self.datasets.values()]))
+        cursors = [_Cursor.next(dataset) for dataset in self.datasets.values()]
+        return start.position + sum(1 for _ in self._steps(start, cursors))
 
     # --- state
 
@@ -311,7 +317,7 @@ class _Cursor:
 
     def state(self) -> StreamState:
         """Return the position as the state of the dataset."""
-        return self._dataset._state_at(self._share, self._next, self._start.done, 0)
+        return self._dataset._state_at(StepGroup(self._share, self._start.done, 0, ()), self._next)
 
 
 def _cumulative_weights(datasets: Mapping[str, Any], weights: Sequence[float] | None) -> NDArray[np.float64]:

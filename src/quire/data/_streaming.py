@@ -48,6 +48,7 @@ _MAX_GROUP = 16
 _MAX_BYTES_AHEAD = 16 << 20
 """The most bytes that a thread gathers in one call, so that the loop does not wait long for the first of them."""
 _STATE_VERSION = 1
+_COUNTS = ("epoch", "start", "step", "done", "before", "epochs", "taken")
 _ORDER_FIELDS = ("size", "seed", "shuffle", "block", "window")
 _NOT_A_STATE = "this is no state of a StreamingDataset, or one of another version of quire."
 
@@ -58,7 +59,8 @@ class StreamState:
 
     The position is `step` steps after the row `start` of the epoch, where a step is a batch of `batch_size` rows on
     each of `world_size` ranks. `done` counts the epochs of the pass before this one, `before` the steps of the pass in
-    them. The other fields identify the dataset and the order of its rows. The field names are a file format:
+    them. `taken` counts the steps of the pass in earlier runs, which may have been of another size: only the length
+    depends on it. The other fields identify the dataset and the order of its rows. The field names are a file format:
     checkpoints contain them.
     """
 
@@ -78,14 +80,15 @@ class StreamState:
     window: int
     dataset: str
     version: int = _STATE_VERSION
+    taken: int = 0
 
     @classmethod
-    def at(cls, share: Slice, step: int, done: int, before: int, epochs: int | None, dataset: str) -> StreamState:
-        """Return the state after a number of steps of a share."""
-        order = share.order
+    def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str) -> StreamState:
+        """Return the state after a number of steps of an epoch; the steps of the group itself do not matter."""
+        share, order = group.share, group.share.order
         parts: tuple[Any, ...] = (share.last, order.size, order.seed, order.shuffle, order.block, order.window, dataset)
-        position = (share.epoch, share.start, step, done, before, epochs or 0)
-        return cls(*position, share.world_size, share.batch_size, *parts)
+        position = (share.epoch, share.start, step, group.done, group.before, epochs or 0)
+        return cls(*position, share.world_size, share.batch_size, *parts, taken=group.taken)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -99,13 +102,14 @@ class StreamState:
         if "_snapshot" in state:
             return cls._combine_workers(state["_snapshot"]["_worker_snapshots"], state["_steps_since_snapshot"])
         state = state.get("dataset_state") or state
-        if state.get("version") != _STATE_VERSION or not set(cls.__slots__) <= set(state):
+        if state.get("version") != _STATE_VERSION or not {*cls.__slots__} - {"taken"} <= set(state):
             raise OptionError(_NOT_A_STATE)
-        result = cls(**{name: state[name] for name in cls.__slots__})
-        counts: tuple[Any, ...] = (result.epoch, result.start, result.step, result.done, result.before, result.epochs)
+        result = cls(**{name: state[name] for name in cls.__slots__ if name in state})
+        counts: list[Any] = [getattr(result, name) for name in _COUNTS]
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise OptionError(f"the state is damaged: {dict(state)}")
-        return result
+        # quire 0.1 saved no `taken`: its steps before the start are taken to be of the same size as those after it.
+        return result if "taken" in state else replace(result, taken=result._estimate_steps(result.start))
 
     @classmethod
     def _combine_workers(cls, snapshots: Mapping[str, Any], later_steps: int) -> StreamState:
@@ -151,16 +155,23 @@ class StreamState:
     def next_pass(self, epochs: int | None) -> PassStart:
         """Return where a StreamingDataset resumes: at the very next row, of this epoch or of the next one."""
         at = self.position()
-        if self.step < self._count_steps():
-            return at._replace(done=at.done if epochs is None or at.done < epochs else 0)
-        done = at.done + 1
-        return PassStart(at.epoch + 1, 0, done if epochs is None or done < epochs else 0)
+        is_at_end = self.step >= self._count_steps()
+        at = PassStart(at.epoch + 1, 0, at.done + 1, at.taken) if is_at_end else at
+        if epochs is None or at.done < epochs:
+            return at
+        # The pass of the state has ended, or its epochs are more than those of a pass now: a new pass begins here.
+        return at._replace(done=0, taken=self._estimate_steps(at.position))
 
     def position(self) -> PassStart:
         """Return the same place as a position in the epoch; at the end of the epoch, that is the number of rows."""
-        if self.step < self._count_steps():
-            return PassStart(self.epoch, self.start + self.step * self.world_size * self.batch_size, self.done)
-        return PassStart(self.epoch, self.size, self.done)
+        position = self.start + self.step * self.world_size * self.batch_size
+        if self.step >= self._count_steps():
+            position = self.size
+        return PassStart(self.epoch, position, self.done, self.taken + self.before + self.step)
+
+    def _estimate_steps(self, position: int) -> int:
+        """Return how many steps of this size a position is after the beginning of its epoch."""
+        return -(-position // max(self.world_size * self.batch_size, 1))
 
     def _count_steps(self) -> int:
         order = RowOrder(self.size)
@@ -205,10 +216,13 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self.order = choose_order(self.stored, options)
         self._registry = EpochRegistry()
         self._fetch = Fetch(self.stored, preprocessing, output, options, self._registry)
-        self._ranks: tuple[int, int] | None = None
-        share = self._slice(PassStart())  # raises an error for invalid ranks
-        self._group_size = self._limit_group(share, options.memory_bytes)
-        self._group_size_ahead = self._limit_group(share, _MAX_BYTES_AHEAD)
+        # Ranks of a process group or of a launcher are resolved when a pass begins: trainers start their processes, and
+        # set these ranks, after the dataset was created. Only ranks that are options are checked here.
+        self._ranks: tuple[int, int, int] | None = None  # in a spawned worker: process id, rank, world size
+        ranks = (0, 1) if options.rank is None or options.world_size is None else (options.rank, options.world_size)
+        Slice(self.order, 0, 0, *ranks, self.batch_size, options.last)
+        self._group_size = self._limit_group(options.memory_bytes)
+        self._group_size_ahead = self._limit_group(_MAX_BYTES_AHEAD)
         self._fingerprint = compute_fingerprint(self.stored)
         self._state: StreamState | None = None  # after the last batch that was taken
         self._resume: StreamState | None = None  # where a worker of a StatefulDataLoader continues
@@ -238,12 +252,11 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             "nothing. Pass allow_empty=True if it may be empty."
         )
 
-    def _limit_group(self, share: Slice, max_bytes: int) -> int:
-        """Return how many batches are gathered at a time, within a budget and within a window of the order."""
+    def _limit_group(self, max_bytes: int) -> int:
+        """Return how many batches are gathered at a time, within a budget."""
         row_bytes = estimate_row_bytes(self.stored)
         room = min(max_bytes, self.options.memory_bytes // 2) / max(row_bytes * self.batch_size, 1)
-        window = self.order.block * self.order.window // (share.world_size * share.batch_size)
-        return max(1, min(_MAX_GROUP, int(room), window))
+        return max(1, min(_MAX_GROUP, int(room)))
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -272,13 +285,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _begin(self, worker: Worker, group_size: Callable[[], int] | None = None) -> Iterator[StepGroup]:
         """Begin or resume a pass as one of its workers, and return its steps."""
+        self._slice(PassStart())  # raises an error for invalid ranks, before the pass counts as begun
         resumed, self._resume = self._resume, None
         if resumed is None:
             start = self._registry.begin(worker, self.options.epochs or 1)
-            self._state = self._state_at(self._slice(start), 0, start.done, 0)
+            self._state = self._state_at_start(start)
             before, first = 0, 0
         else:
-            start = PassStart(resumed.epoch, resumed.start, resumed.done)
+            start = PassStart(resumed.epoch, resumed.start, resumed.done, resumed.taken)
             self._registry.resume(start, worker)
             before, first = resumed.before, resumed.step
         return self._steps(worker, start, before, first, group_size or _doubling(self._group_size))
@@ -296,11 +310,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             if epochs is None and not share.steps and not share.start:
                 raise OptionError("epochs=None, but an epoch has no steps: a pass would never end, and give nothing.")
             steps = range(first + (worker.number - before - first) % stride, share.steps, stride)
+            # A group stays within a window of the order, of which a step takes the rows of all ranks.
+            window = max(1, self.order.block * self.order.window // (share.world_size * share.batch_size))
             while steps:
-                number = group_size()
-                yield StepGroup(share, start.done, before, steps[:number])
+                number = min(group_size(), window)
+                yield StepGroup(share, start.done, before, steps[:number], start.taken)
                 steps = steps[number:]
-            start, before, first = PassStart(start.epoch + 1, 0, start.done + 1), before + share.steps, 0
+            start = PassStart(start.epoch + 1, 0, start.done + 1, start.taken)
+            before, first = before + share.steps, 0
             if epochs is None:
                 self._registry.reach(worker.pass_id, start.epoch)
 
@@ -314,7 +331,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """Read the batches of some steps; each carries the state to continue from after it."""
         self._read_ahead(group)
         for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
-            state = self._state_at(group.share, step + 1, group.done, group.before)
+            state = self._state_at(group, step + 1)
             object.__setattr__(batch, "_state", state)  # fields of a batch cannot be assigned otherwise
             yield batch
 
@@ -333,25 +350,35 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                     *order.runs(epoch, max(span.start, order.window_start(epoch, first)), span.stop)
                 )
 
-    def _state_at(self, share: Slice, step: int, done: int, before: int) -> StreamState:
-        return StreamState.at(share, step, done, before, self.options.epochs, self._fingerprint)
+    def _state_at(self, group: StepGroup, step: int) -> StreamState:
+        return StreamState.at(group, step, self.options.epochs, self._fingerprint)
+
+    def _state_at_start(self, start: PassStart) -> StreamState:
+        return self._state_at(StepGroup(self._slice(start), start.done, 0, (), start.taken), 0)
 
     def _slice(self, start: PassStart) -> Slice:
         rank, world_size = self._rank_and_world_size()
         return Slice(self.order, start.epoch, start.position, rank, world_size, self.batch_size, self.options.last)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
-        """Return the rank and the number of ranks; a worker has those of its trainer."""
-        return self.options.rank_and_world_size() if self._ranks is None or this_worker() is None else self._ranks
+        """Return the rank and the number of ranks; a spawned worker has those of its trainer."""
+        # A process of a trainer may be spawned with the dataset, too, and fork its workers. They have another process
+        # id than the process that received the dataset, and they inherit the process group from it.
+        if self._ranks is not None and self._ranks[0] == os.getpid() and this_worker() is not None:
+            return self._ranks[1:]
+        return self.options.rank_and_world_size()
 
     def __len__(self) -> int:
-        """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
+        """Count the batches of the current pass on this rank, or of the next pass when none is under way.
+
+        The batches that were taken before a pass was resumed count, too, so that the length is that of the whole pass.
+        """
         epochs = self.options.epochs
         if epochs is None:
             raise TypeError("a dataset with epochs=None never ends, and has no length.")
         start = self._registry.current_start(epochs)
         first, whole = self._slice(start).steps, self._slice(PassStart(start.epoch)).steps
-        return first + whole * (epochs - start.done - 1)
+        return start.taken + first + whole * (epochs - start.done - 1)
 
     @property
     def num_rows(self) -> int:
@@ -420,7 +447,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass begin with an epoch. A pass that was resumed in this epoch keeps its position."""
         epoch = whole_number("epoch", epoch)
-        self._slice(PassStart(epoch))  # raises an error for an invalid epoch
+        Slice(self.order, epoch, 0, 0, 1, self.batch_size, self.options.last)  # raises an error for an invalid epoch
         record = self._registry.read()
         if record.has_begun or record.start.epoch != epoch:
             self._registry.set_next(PassStart(epoch))
@@ -435,8 +462,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             )
         if self._state is not None:
             return self._state.to_dict()
-        start = self._registry.current_start(self.options.epochs or 1)
-        return self._state_at(self._slice(start), 0, start.done, 0).to_dict()
+        return self._state_at_start(self._registry.current_start(self.options.epochs or 1)).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, with any number of ranks and workers.
@@ -462,11 +488,17 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self._registry.errors()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has no process group of its own, so it gets the rank of its trainer.
-        return {**self.__dict__, "_ranks": self._rank_and_world_size()}
+        # A spawned worker has no process group of its own, so it gets the rank of its trainer. Without valid ranks, the
+        # dataset is on its way to a process that a trainer starts, which will have its own.
+        ranks: tuple[int, int] | None = None
+        with suppress(OptionError):
+            ranks = self._rank_and_world_size()
+        return {**self.__dict__, "_ranks": ranks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self._ranks is not None:
+            self._ranks = os.getpid(), *state["_ranks"]
         register_with_torch(type(self))
 
     def __repr__(self) -> str:
