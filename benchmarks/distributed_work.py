@@ -191,12 +191,12 @@ def descendants() -> list[str]:
                 parents.setdefault(_stat(entry.name)[1], []).append(entry.name)
             except OSError:
                 continue
-    found, waiting = [], [str(os.getpid())]
+    descendants, waiting = [], [str(os.getpid())]
     while waiting:
         children = parents.get(waiting.pop(), [])
-        found += children
+        descendants += children
         waiting += children
-    return found
+    return descendants
 
 
 def _stat(pid: str) -> list[str]:

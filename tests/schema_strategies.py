@@ -265,7 +265,7 @@ aware = st.datetimes(*_YEARS, timezones=st.just(timezone.utc))
 
 
 def _literals() -> list[Typed]:
-    found: list[Any] = [
+    strategies: list[Any] = [
         Literal["a", "b"],
         Literal[1, "x", None],  # noqa: PYI061
         Literal[Plain.RED, Plain.TWO],
@@ -275,7 +275,7 @@ def _literals() -> list[Typed]:
         Literal[Number.ONE, False, "1"],
         Literal[b"a", "a"],
     ]
-    return [Typed(literal, st.sampled_from(literal.__args__)) for literal in found]
+    return [Typed(literal, st.sampled_from(literal.__args__)) for literal in strategies]
 
 
 SCALARS: list[Typed] = [
@@ -612,23 +612,23 @@ def field_types(draw: Callable[[Any], Any], depth: int = 2) -> Typed:
     """Draw a type for a field."""
     how = draw(st.integers(0, 19))
     if depth == 0 or how < 8:
-        found = draw(st.sampled_from(draw(st.sampled_from([SCALARS, SPECIAL, SPECIAL, ENUMS, TENSORS]))))
+        field_type = draw(st.sampled_from(draw(st.sampled_from([SCALARS, SPECIAL, SPECIAL, ENUMS, TENSORS]))))
     elif how < 11:
-        found = _containers(draw(field_types(depth - 1)), draw)
+        field_type = _containers(draw(field_types(depth - 1)), draw)
     elif how < 13:
-        found = _unions(draw(field_types(0)), draw(field_types(0)))
+        field_type = _unions(draw(field_types(0)), draw(field_types(0)))
     elif how < 15:
-        found = _generic(draw(field_types(depth - 1)), draw)
+        field_type = _generic(draw(field_types(depth - 1)), draw)
     elif how < 16:
-        found = _of_documents(draw(st.sampled_from(DOCUMENTS)), draw)
+        field_type = _of_documents(draw(st.sampled_from(DOCUMENTS)), draw)
     elif how < 17:
-        found = draw(st.sampled_from(UNIONS_OF_DOCUMENTS))
+        field_type = draw(st.sampled_from(UNIONS_OF_DOCUMENTS))
     else:
         inner = draw(schemas(depth - 1))
-        found = _of_documents(Typed(inner.document_type, inner.one), draw)
+        field_type = _of_documents(Typed(inner.document_type, inner.one), draw)
     if draw(st.integers(0, 4)) == 0:
-        return Typed(Optional[found.annotation], st.none() | found.values)
-    return found
+        return Typed(Optional[field_type.annotation], st.none() | field_type.values)
+    return field_type
 
 
 # --- classes
@@ -651,7 +651,7 @@ def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
     types_ = {name: draw(field_types(depth)) for name in names}
     config = _config(draw)
     namespace: dict[str, Any] = {
-        "__annotations__": {name: found.annotation for name, found in types_.items()},
+        "__annotations__": {name: field_type.annotation for name, field_type in types_.items()},
         "__module__": __name__,
         "model_config": ConfigDict(**config),
     }
@@ -666,7 +666,7 @@ def schemas(draw: Callable[[Any], Any], depth: int = 2) -> Drawn:
         namespace["_hidden"] = PrivateAttr(3)
         namespace["__annotations__"]["_hidden"] = int
     document_type = _new_class(namespace)
-    fields = {name: found.values for name, found in types_.items()}
+    fields = {name: field_type.values for name, field_type in types_.items()}
     if "id" in document_type.model_fields:
         fields = {"id": st.uuids().map(lambda key: key.hex), **fields}
     extras = st.dictionaries(st.sampled_from(["more", "extra"]), plain_json, max_size=2)

@@ -103,8 +103,12 @@ def test_class_may_remove_its_id() -> None:
     assert (len(docs), len(batch), batch.name) == (2, 2, ["a", ""])
     assert batch.unstack() == docs
     assert batch[0].identical(document)
-    for made in (pickle.loads(pickle.dumps(docs)), copy.deepcopy(docs), pickle.loads(pickle.dumps(batch)).unstack()):
-        assert made == docs
+    for duplicate in (
+        pickle.loads(pickle.dumps(docs)),
+        copy.deepcopy(docs),
+        pickle.loads(pickle.dumps(batch)).unstack(),
+    ):
+        assert duplicate == docs
     document.update(name="b")
     assert document.name == "b"
     assert len(docs.merge(docs)) == 2
@@ -163,8 +167,8 @@ def test_quire_calls_no_methods_that_a_field_may_hide() -> None:
     assert batch[:1].unstack() != docs
     BaseDocument.update(document, {"update": 5})
     assert document.update == 5
-    for made in (copy.copy(document), copy.deepcopy(document), pickle.loads(pickle.dumps(document))):
-        assert BaseDocument.identical(made, document)
+    for duplicate in (copy.copy(document), copy.deepcopy(document), pickle.loads(pickle.dumps(document))):
+        assert BaseDocument.identical(duplicate, document)
     assert "update=5" in repr(document)
     assert "<th>update</th><td>5</td>" in document._repr_html_()
     assert len(docs.filter({"update": 5}).merge([document])) == 1
@@ -328,21 +332,25 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
 def test_deep_copies_are_independent(make: Callable[[Any], Any]) -> None:
     student = Student(name="Ada", thesis=Dissertation(title="a", pages=3), papers=[Dissertation(title="b", pages=4)])
-    made = make(student)
-    assert made.identical(student)
-    assert [type(made.thesis), type(made.papers[0]), made.papers[0].pages] == [Dissertation, Dissertation, 4]
-    made.thesis.vector[0] = 9
-    made.papers.append(Thesis(title="c"))
-    made.name = "Grace"
+    duplicate = make(student)
+    assert duplicate.identical(student)
+    assert [type(duplicate.thesis), type(duplicate.papers[0]), duplicate.papers[0].pages] == [
+        Dissertation,
+        Dissertation,
+        4,
+    ]
+    duplicate.thesis.vector[0] = 9
+    duplicate.papers.append(Thesis(title="c"))
+    duplicate.name = "Grace"
     assert (student.thesis.vector[0], len(student.papers), student.name) == (0, 1, "Ada")
 
 
 @pytest.mark.parametrize("make", [copy.copy, lambda document: document.model_copy()], ids=["copy", "model_copy"])
 def test_shallow_copies_share_values(make: Callable[[Any], Any]) -> None:
     student = Student(name="Ada", thesis=Thesis(title="a"))
-    made = make(student)
-    made.name = "Grace"
-    assert (student.name, made.thesis is student.thesis) == ("Ada", True)
+    duplicate = make(student)
+    duplicate.name = "Grace"
+    assert (student.name, duplicate.thesis is student.thesis) == ("Ada", True)
 
 
 def test_deep_copy_preserves_identity_of_shared_values() -> None:
@@ -350,10 +358,10 @@ def test_deep_copy_preserves_identity_of_shared_values() -> None:
     shared: list[Any] = [thesis]
     document = Document(tags={"a": shared, "b": shared, "c": (shared, thesis)})
     document.tags["self"] = document.tags
-    made = copy.deepcopy(document)
-    assert made.tags["a"] is made.tags["b"] is made.tags["c"][0]
-    assert made.tags["a"][0] is made.tags["c"][1] is not thesis
-    assert made.tags["self"] is made.tags
+    duplicate = copy.deepcopy(document)
+    assert duplicate.tags["a"] is duplicate.tags["b"] is duplicate.tags["c"][0]
+    assert duplicate.tags["a"][0] is duplicate.tags["c"][1] is not thesis
+    assert duplicate.tags["self"] is duplicate.tags
 
 
 # --- subclasses, extra values, private attributes
@@ -363,10 +371,10 @@ def test_subclasses_keep_their_fields() -> None:
     student = Student(name="Ada", thesis=Dissertation(title="a", pages=3))
     assert student.thesis.pages == 3
     docs = DocumentArray[Thesis]([Thesis(title="a"), Dissertation(title="b", pages=4)])
-    for made in (docs.stack().unstack(), docs[:], pickle.loads(pickle.dumps(docs)), copy.deepcopy(docs)):
-        assert made.identical(docs)
-        assert [type(document) for document in made] == [Thesis, Dissertation]
-        assert made[1].pages == 4
+    for duplicate in (docs.stack().unstack(), docs[:], pickle.loads(pickle.dumps(docs)), copy.deepcopy(docs)):
+        assert duplicate.identical(docs)
+        assert [type(document) for document in duplicate] == [Thesis, Dissertation]
+        assert duplicate[1].pages == 4
     assert docs.stack()[1].pages == 4
     assert docs.stack().take([1, 1, 0])[1].pages == 4
 
@@ -386,12 +394,12 @@ def test_subclasses_keep_their_fields() -> None:
 def test_copies_keep_extra_values_and_private_attributes(way: Callable[[Any], Any]) -> None:
     document = Loose(name="a", color="red", vector=np.ones(2))
     document._visits = 3
-    made = way(DocumentArray[Loose]([document]))[0]
-    assert made.identical(document)
-    assert (made.color, made._visits, made.model_extra.keys()) == ("red", 3, {"color", "vector"})
-    made.color = "blue"
-    made._visits = 4
-    made._cache["a"] = 1
+    duplicate = way(DocumentArray[Loose]([document]))[0]
+    assert duplicate.identical(document)
+    assert (duplicate.color, duplicate._visits, duplicate.model_extra.keys()) == ("red", 3, {"color", "vector"})
+    duplicate.color = "blue"
+    duplicate._visits = 4
+    duplicate._cache["a"] = 1
     assert (document.color, document._visits) == ("red", 3)
     assert Loose()._cache == {}
 
@@ -402,8 +410,13 @@ def test_arrays_of_the_base_keep_extra_values_of_subclasses() -> None:
 
     tagged = Tagged(title="a", color="red")
     tagged._seen = True
-    made = DocumentArray[Thesis]([Thesis(title="b"), tagged]).stack().unstack()
-    assert (type(made[1]), made[1].color, made[1]._seen, type(made[0])) == (Tagged, "red", True, Thesis)
+    duplicate = DocumentArray[Thesis]([Thesis(title="b"), tagged]).stack().unstack()
+    assert (type(duplicate[1]), duplicate[1].color, duplicate[1]._seen, type(duplicate[0])) == (
+        Tagged,
+        "red",
+        True,
+        Thesis,
+    )
 
 
 # --- short looks

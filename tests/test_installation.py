@@ -89,8 +89,8 @@ def test_no_command_installs_the_other_distribution() -> None:
     files = [path for folder in folders for path in folder.rglob("*.*") if path.suffix in {".py", ".md"}]
     files += [*Path(quire.__file__).parent.rglob("*.py"), ROOT / "README.md", ROOT / "pyproject.toml"]
     wrong = re.compile(r"(?<![\w./-])quire\\?\[[a-z{]|pip install '?\"?quire(?!-ml)\b")
-    found = {str(path): wrong.findall(path.read_text()) for path in files if path != Path(__file__)}
-    assert {path: hints for path, hints in found.items() if hints} == {}
+    matches = {str(path): wrong.findall(path.read_text()) for path in files if path != Path(__file__)}
+    assert {path: hints for path, hints in matches.items() if hints} == {}
 
 
 def test_installation_page_lists_every_extra() -> None:

@@ -32,13 +32,13 @@ def _needed_for(name: str) -> str:
 
 def _imported(path: Path) -> list[str]:
     """Return the packages that are imported at module level."""
-    found = []
+    modules = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.append(node.module or "")
-    return found
+            modules.append(node.module or "")
+    return modules
 
 
 def test_every_test_has_a_timeout(pytestconfig: pytest.Config) -> None:

@@ -136,8 +136,8 @@ def test_misspelled_field_of_a_document_has_a_suggestion() -> None:
     values = {"name": "Ada", "photo": photo, "thesis": {"titel": "On"}}
     with pytest.raises(ValidationError) as caught:
         Student.model_validate(values)
-    found = [(error["loc"], error["msg"]) for error in caught.value.errors()]
-    assert found == [
+    problems = [(error["loc"], error["msg"]) for error in caught.value.errors()]
+    assert problems == [
         (("thesis", "title"), "Field required"),
         (("thesis", "titel"), "Thesis has no field 'titel'. Did you mean 'title'?"),
     ]

@@ -326,17 +326,17 @@ def subscribed_by_threads(count: int) -> set[Any]:
     class Fresh(BaseDocument):
         pass
 
-    found: list[Any] = []
+    results: list[Any] = []
     barrier = threading.Barrier(count)
 
     def subscribe() -> None:
         barrier.wait()
-        found.extend([DocumentArray[Fresh], DocumentBatch[Fresh]])
+        results.extend([DocumentArray[Fresh], DocumentBatch[Fresh]])
 
     threads = [threading.Thread(target=subscribe) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 2 * count
-    return set(found)
+    assert len(results) == 2 * count
+    return set(results)

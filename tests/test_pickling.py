@@ -83,9 +83,9 @@ def test_every_kind_of_field_round_trips(make: Callable[[Any], Any]) -> None:
         leaves=[Twig(text="u"), Leaf(text="v", number=-(2**63) - 1)],
     )
     for thing in (branch, DocumentArray[Branch]([branch]), DocumentArray[Branch]([branch]).stack()):
-        made = make(thing)
-        assert type(made) is type(thing)
-        assert made.identical(thing)
+        result = make(thing)
+        assert type(result) is type(thing)
+        assert result.identical(thing)
     assert type(make(branch).leaves[0]) is Twig
     assert type(make(branch).leaf) is Twig
 
@@ -107,8 +107,8 @@ def test_schemas_round_trip() -> None:
 def test_shared_objects_stay_shared() -> None:
     leaf = Leaf(text="a")
     docs = DocumentArray[Leaf]([leaf, leaf])
-    made = pickle.loads(pickle.dumps((docs, leaf)))
-    assert made[0][0] is made[0][1] is made[1]
+    result = pickle.loads(pickle.dumps((docs, leaf)))
+    assert result[0][0] is result[0][1] is result[1]
     copied = copy.deepcopy(docs)
     assert copied[0] is copied[1] is not leaf
 
@@ -134,8 +134,8 @@ def test_local_class_raises_an_error_with_advice(index: int) -> None:
 
 def test_local_schemas_are_copied() -> None:
     for thing in local_things():
-        made = copy.deepcopy(thing)
-        assert made is thing if isinstance(thing, type) else made.identical(thing)
+        result = copy.deepcopy(thing)
+        assert result is thing if isinstance(thing, type) else result.identical(thing)
 
 
 def test_redefined_class_raises_an_error_with_advice() -> None:
@@ -185,9 +185,9 @@ def test_torch_batches_are_pickled_and_copied() -> None:
 
     docs = DocumentArray[Torch]([Torch(tensor=torch.ones(2, dtype=torch.bfloat16), parts=[Leaf(text="a")]), Torch()])
     for batch in (docs.stack(), docs.stack("torch")):
-        for made in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
-            assert made.identical(batch)
-            made.tensor.add_(1)
+        for result in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+            assert result.identical(batch)
+            result.tensor.add_(1)
             assert batch.tensor[0].tolist() == [1, 1]
     graph = torch.ones(2, requires_grad=True) * 2
     deep = copy.deepcopy(DocumentArray[Torch]([Torch(tensor=graph)]))
@@ -214,9 +214,9 @@ def test_pickle_of_a_row_does_not_contain_its_column() -> None:
     assert len(pickle.dumps(DocumentArray[Torch]([Torch(parts=[Leaf(text="a")], tensor=batch.tensor[3])]))) < one + 1000
     for thing in (batch[0], batch[1:3], batch.unstack(), batch[::2]):
         assert pickle.loads(pickle.dumps(thing)).identical(thing)
-    for made in (copy.deepcopy(batch[0]), pickle.loads(pickle.dumps(batch[0]))):
-        assert made.tensor.untyped_storage().nbytes() == wide.nbytes
-        assert type(made.tensor) is torch.Tensor
+    for result in (copy.deepcopy(batch[0]), pickle.loads(pickle.dumps(batch[0]))):
+        assert result.tensor.untyped_storage().nbytes() == wide.nbytes
+        assert type(result.tensor) is torch.Tensor
     leaf = torch.ones(4, 2, requires_grad=True)
     row = pickle.loads(pickle.dumps(Torch(tensor=leaf[1])))
     assert (row.tensor.requires_grad, row.tensor.tolist()) == (True, [1, 1])

@@ -137,9 +137,9 @@ def run(code: str, *arguments: str, folder: Path, options: tuple[str, ...] = ())
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the module `school`."""
-    made = tmp_path_factory.mktemp("school")
-    (made / "school.py").write_text(SCHOOL)
-    return made
+    path = tmp_path_factory.mktemp("school")
+    (path / "school.py").write_text(SCHOOL)
+    return path
 
 
 # --- in other processes
@@ -148,8 +148,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_exchange_everything(method: str, folder: Path) -> None:
     warned = ("-W", "ignore::DeprecationWarning")  # Python 3.12 warns of every fork beside a thread of numpy's
-    found = run(EXCHANGE, method, folder=folder, options=warned)
-    assert found == "there: [] back: [] own: True"
+    output = run(EXCHANGE, method, folder=folder, options=warned)
+    assert output == "there: [] back: [] own: True"
 
 
 def test_process_without_the_class_reads_pickles(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_process_without_the_class_reads_pickles(folder: Path) -> None:
         "    open(f'{school.__file__}.{name}', 'wb').write(pickle.dumps(thing))\n",
         folder=folder,
     )
-    found = run(
+    output = run(
         "import pickle, sys, glob\n"
         "wrong, names = [], []\n"
         "for path in sorted(glob.glob(sys.argv[1] + '/school.py.*')):\n"
@@ -173,41 +173,41 @@ def test_process_without_the_class_reads_pickles(folder: Path) -> None:
         folder=folder,
         options=("-W", "ignore::ResourceWarning"),
     )
-    assert found == "13 []"
+    assert output == "13 []"
 
 
 def test_pickle_of_an_array_contains_its_class(folder: Path) -> None:
     """The very first thing that the process does with quire is to load a pickle."""
-    made = run(
+    first_output = run(
         "import pickle, school\nprint(pickle.dumps(school.DocumentArray[school.Student](school.students())).hex())",
         folder=folder,
     )
-    found = run(
-        f"import pickle\ndocs = pickle.loads(bytes.fromhex('{made}'))\n"
+    output = run(
+        f"import pickle\ndocs = pickle.loads(bytes.fromhex('{first_output}'))\n"
         "import quire, school\nprint(type(docs) is quire.DocumentArray[school.Student], docs.name, docs[0].year)",
         folder=folder,
     )
-    assert found == "True ['Ada', 'Bob'] 3"
+    assert output == "True ['Ada', 'Bob'] 3"
 
 
 def test_classes_of_the_same_name_in_two_modules_are_distinguished(folder: Path) -> None:
     for number in (1, 2):
         code = f"from quire import BaseDocument\nclass Student(BaseDocument):\n    field_{number}: int = {number}\n"
         (folder / f"alike_{number}.py").write_text(code)
-    made = run(
+    first_output = run(
         "import pickle, alike_1, alike_2\nfrom quire import DocumentArray\n"
         "docs = [DocumentArray[m.Student]([m.Student()]) for m in (alike_1, alike_2)]\n"
         "print(pickle.dumps([*docs, *(d.stack() for d in docs)]).hex())",
         folder=folder,
     )
-    found = run(
-        f"import pickle\na, b, c, d = pickle.loads(bytes.fromhex('{made}'))\n"
+    output = run(
+        f"import pickle\na, b, c, d = pickle.loads(bytes.fromhex('{first_output}'))\n"
         "import alike_1, alike_2\nfrom quire import DocumentArray, DocumentBatch\n"
         "print(type(a) is DocumentArray[alike_1.Student], type(d) is DocumentBatch[alike_2.Student])\n"
         "print(a.field_1, b.field_2)",
         folder=folder,
     )
-    assert found == "True True\n[1] [2]"
+    assert output == "True True\n[1] [2]"
 
 
 def test_pickles_need_no_protobuf(folder: Path) -> None:
@@ -366,8 +366,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_batches_go_through_queues_in_shared_memory(method: str, folder: Path) -> None:
     """What one process changes in place, the other sees: nothing was copied through the pipe."""
-    found = run(QUEUE, method, folder=folder, options=("-W", "ignore"))
-    assert found.splitlines() == [
+    output = run(QUEUE, method, folder=folder, options=("-W", "ignore"))
+    assert output.splitlines() == [
         "(True, True, ['0', '1', '2'], 0)",
         "True [[2.0, 2.5]] ['1'] [0]",
         "[[-4.0, -3.5], [2.0, 2.5], [30.0, 35.0]] [0, 2, 4] [[-1], [0], [1]]",

@@ -268,7 +268,7 @@ def test_quoted_forward_references_are_resolved(tmp_path: Path, monkeypatch: Any
     assert [fields[name].type.document_type for name in ("kids", "more", "leaves")] == [
         *(loaded.Node, loaded.Node, loaded.Leaf),
     ]
-    assert {name for name, found in fields.items() if found.recursive} == {"up", "also", "kids", "more"}
+    assert {name for name, member in fields.items() if member.recursive} == {"up", "also", "kids", "more"}
     node = loaded.Node(kids=[{"kids": [{}]}], leaves=[{"name": "a"}], batch=[{"name": "b"}], leaf={"name": "c"})
     assert [type(node.kids), type(node.leaves), type(node.kids[0].kids)] == [
         *(DocumentArray[loaded.Node], DocumentArray[loaded.Leaf], DocumentArray[loaded.Node]),
@@ -313,9 +313,9 @@ def test_generic_documents_are_compiled() -> None:
     open_box, box = Box.document_schema(), Box[Thesis].document_schema()
     assert (open_box.by_name["item"].kind, open_box.by_name["items"].type) == (FieldKind.ANY, DocumentArray)
     assert (box.by_name["item"].type, box.by_name["items"].type) == (Thesis, DocumentArray[Thesis])
-    made = Box[Thesis](item={"title": "a"}, items=[{"title": "b"}])
-    assert type(made.items) is DocumentArray[Thesis]
-    assert made.items[0].title == "b"
+    instance = Box[Thesis](item={"title": "a"}, items=[{"title": "b"}])
+    assert type(instance.items) is DocumentArray[Thesis]
+    assert instance.items[0].title == "b"
 
 
 def test_subclasses_add_to_the_schema() -> None:

@@ -84,8 +84,8 @@ def test_aliases_are_suggested() -> None:
 
 
 def test_other_problems_are_reported_together_with_unknown_fields() -> None:
-    found = problems(lambda: Row(label="x", wide={}, lable=1))  # type: ignore[call-arg,arg-type]
-    assert [place for place, _ in found] == [("label",), ("wide",), ("lable",)]
+    messages = problems(lambda: Row(label="x", wide={}, lable=1))  # type: ignore[call-arg,arg-type]
+    assert [place for place, _ in messages] == [("label",), ("wide",), ("lable",)]
     with pytest.raises(ValidationError) as caught:
         Row(label="x", lable=1)  # type: ignore[call-arg,arg-type]
     assert [problem["type"] for problem in caught.value.errors()] == ["int_parsing", "extra_forbidden"]
@@ -98,9 +98,9 @@ def test_an_error_with_very_many_problems_is_not_rewritten() -> None:
         numbers: list[int] = []
 
     for count, message in ((999, "Numbers has no field 'nubmers'"), (1000, "Extra inputs are not permitted")):
-        found = problems(lambda count=count: Numbers.model_validate({"numbers": ["x"] * count, "nubmers": 1}))
-        assert len(found) == count + 1
-        assert found[-1][1].startswith(message)
+        messages = problems(lambda count=count: Numbers.model_validate({"numbers": ["x"] * count, "nubmers": 1}))
+        assert len(messages) == count + 1
+        assert messages[-1][1].startswith(message)
 
 
 def test_problems_of_validators_keep_their_type_and_context() -> None:
@@ -357,8 +357,8 @@ def test_computed_fields_do_not_allow_other_names() -> None:
     assert problems(lambda: Square(side=1, aera=1)) == [  # type: ignore[call-arg]
         (("aera",), "Square has no field 'aera'. Known: id, side.")
     ]
-    found = problems(lambda: Squares.model_validate({"one": {"area": 1, "sied": 1}, "many": []}))
-    assert found == [(("one", "sied"), "Square has no field 'sied'. Did you mean 'side' or 'id'?")]
+    messages = problems(lambda: Squares.model_validate({"one": {"area": 1, "sied": 1}, "many": []}))
+    assert messages == [(("one", "sied"), "Square has no field 'sied'. Did you mean 'side' or 'id'?")]
 
 
 def test_extra_values_do_not_contain_computed_fields() -> None:

@@ -2,10 +2,12 @@
 
 Looks for phrases that make documentation hard to read or to search, in Markdown, Python and configuration files. The
 list is short on purpose: it holds what was written often and always has a plain replacement. Spelling is codespell's.
+In src and tests, variables, parameters and functions must not be named by a participle alone, such as `found`.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -30,7 +32,9 @@ PATTERNS = {
     re.compile(rf"\b{phrase.replace(' ', BETWEEN_WORDS)}\b", re.IGNORECASE): advice for phrase, advice in BANNED.items()
 }
 SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".cff"}
-EXEMPT = {"tools/prose.py"}
+EXEMPT = {"tools/prose.py", "tests/test_prose.py"}
+PARTICIPLES = {"made", "found", "wanted", "given"}
+NAMED_FOLDERS = {"src", "tests"}
 
 
 def tracked_files(paths: list[str]) -> list[Path]:
@@ -41,17 +45,35 @@ def tracked_files(paths: list[str]) -> list[Path]:
 
 
 def check_file(file: Path) -> list[str]:
-    """Return a message for every banned phrase in the file."""
+    """Return a message for every banned phrase and name in the file."""
     text = file.read_text("utf-8")
-    return [
+    names = check_names(file, text) if file.suffix == ".py" and file.parts[0] in NAMED_FOLDERS else []
+    return names + [
         f"{file}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: write {advice}"
         for pattern, advice in PATTERNS.items()
         for match in pattern.finditer(text)
     ]
 
 
+def check_names(file: Path, text: str) -> list[str]:
+    """Return a message for every variable, parameter and function whose name is a participle alone."""
+    messages = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            name = node.name
+        else:
+            continue
+        if name in PARTICIPLES:
+            messages.append(f"{file}:{node.lineno}: {name!r}: name a value by a noun, and a function by a verb")
+    return messages
+
+
 def main(paths: list[str]) -> int:
-    """Print what was found, and return the exit code."""
+    """Print the messages, and return the exit code."""
     messages = [message for file in tracked_files(paths) for message in check_file(file)]
     print(*messages, sep="\n")
     return 1 if messages else 0

@@ -84,8 +84,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"quire.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

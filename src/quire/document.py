@@ -188,10 +188,10 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
             if main:
                 data = _with_main_value(type(self), main, data)
             try:
-                made = self.__pydantic_validator__.validate_python(data, self_instance=self)
+                instance = self.__pydantic_validator__.validate_python(data, self_instance=self)
             except ValidationError as error:
                 raise explain_unknown_fields(type(self), error) from None
-            if made is not self:
+            if instance is not self:
                 warnings.warn(_OTHER_SELF, stacklevel=2)
 
         __init__.__pydantic_base_init__ = True  # pydantic then validates nested documents without calling it

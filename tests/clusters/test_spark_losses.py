@@ -19,8 +19,8 @@ def test_spark_loses_an_executor_and_nothing_else(tmp_path: Path, kind: str) -> 
     command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.worker_loss_job", kind, str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "outcome.json").read_text())
-    assert found["numbers"] == [number + 1000 for number in range(ROWS)]
-    assert found["right"]
-    assert found["not counted"] == 0
-    assert found["strangers"] == []
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["numbers"] == [number + 1000 for number in range(ROWS)]
+    assert outcome["right"]
+    assert outcome["not counted"] == 0
+    assert outcome["strangers"] == []

@@ -24,9 +24,9 @@ ROWS = 20
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    made = engine("spark", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
-    yield made
-    made.close()
+    spark_engine = engine("spark", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    yield spark_engine
+    spark_engine.close()
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_a_dataset_is_read_mapped_and_written(spark: Any, documents: DocumentArr
     write_dataset(documents, tmp_path / "source", group_bytes=2000, shard_bytes=4000)
     shards = DocumentShards[Everything].read_parquet(tmp_path / "source", num_partitions=4, engine=spark)
     shards.map(doubled).filter(lambda document: document.number < 30).write_dataset(tmp_path / "target")
-    found = open_dataset(tmp_path / "target", Everything)[:].unstack()
-    assert [document.number for document in found] == [2 * number for number in range(15)]
-    assert (found[3].image == everything(3).image + 1).all()
+    rows_read = open_dataset(tmp_path / "target", Everything)[:].unstack()
+    assert [document.number for document in rows_read] == [2 * number for number in range(15)]
+    assert (rows_read[3].image == everything(3).image + 1).all()
 
 
 class Flat(BaseDocument):

@@ -17,7 +17,7 @@ def test_each_row_counts_once_an_epoch_behind_the_final_weights(tmp_path: Path, 
     command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.rank_loss_job", kind, str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "outcome.json").read_text())
-    assert found["lost"]
-    assert found["seen"] == [3.0] * 40
-    assert found["losses"] == [0.0, -1.0, -2.0]
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["lost"]
+    assert outcome["seen"] == [3.0] * 40
+    assert outcome["losses"] == [0.0, -1.0, -2.0]

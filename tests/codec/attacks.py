@@ -643,9 +643,9 @@ def _wide_rows() -> Any:
 
 def renamed(data: bytes) -> bytes:
     """A stream of a class that is not loaded."""
-    from tests.codec.hostile import repaired
+    from tests.codec.hostile import repair_checksums
 
-    return repaired(data.replace(b":Note", b":Nono"))
+    return repair_checksums(data.replace(b":Note", b":Nono"))
 
 
 # --- measured

@@ -1,6 +1,6 @@
-"""A stranger's bytes: valid messages, ways to spoil them, and every decoder under one name each.
+"""Untrusted input: valid messages, ways to damage them, and all decoders by name.
 
-The tests and the fuzz target share it.
+Shared by the tests and the fuzz target.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Page(BaseDocument):
 
 
 class Sheet(Page):
-    """A page with more."""
+    """A page with extra fields."""
 
     marks: dict[str, int] = {}
     ring: NdArray | None = None
 
 
 class Open(BaseDocument, extra="allow"):
-    """A document that takes what it is given."""
+    """A document with extra fields."""
 
     size: complex = 0j
 
 
 class Book(BaseDocument):
-    """Every kind of field."""
+    """A document with every kind of field."""
 
     color: Color = Color.RED
     when: datetime | None = None
@@ -90,7 +90,7 @@ class Book(BaseDocument):
 
 
 class Note(BaseDocument):
-    """A small document with a column of each simple form."""
+    """A small document with a column of each simple kind."""
 
     title: str = ""
     data: bytes = b""
@@ -106,7 +106,7 @@ CLASSES: tuple[type[BaseDocument], ...] = (Book, Note, Page, Sheet, Open)
 
 
 def a_book(number: int = 0) -> Book:
-    """A book with something in every field."""
+    """Return a book with a value in every field."""
     page = Page(text=f"page {number} é", number=number, weight=0.5, flag=True, vector=[1, 2, 3])
     sheet = Sheet(text="sheet", marks={"a": 1}, ring=np.ones((2, number % 3)))
     return Book(
@@ -137,7 +137,7 @@ def a_book(number: int = 0) -> Book:
 
 
 def some_notes(count: int = 5) -> list[Note]:
-    """Notes, some without values."""
+    """Return notes, some with missing values."""
     return [
         Note(
             title=f"n{i}é",
@@ -151,26 +151,30 @@ def some_notes(count: int = 5) -> list[Note]:
 
 
 def tensors() -> list[Any]:
-    """A tensor of every framework that is installed, dense and sparse."""
-    found: list[Any] = [np.arange(4.0), np.array([], np.int64), np.array("2024-01-01", "M8[D]"), np.array(["ab", "c"])]
+    """Return dense and sparse tensors of every installed framework."""
+    values: list[Any] = [np.arange(4.0), np.array([], np.int64), np.array("2024-01-01", "M8[D]"), np.array(["ab", "c"])]
     if find_spec("scipy"):
         import scipy.sparse
 
-        found += [scipy.sparse.csr_matrix(np.eye(3)), scipy.sparse.coo_array(np.eye(2)), scipy.sparse.dok_array((3, 2))]
+        values += [
+            scipy.sparse.csr_matrix(np.eye(3)),
+            scipy.sparse.coo_array(np.eye(2)),
+            scipy.sparse.dok_array((3, 2)),
+        ]
     if find_spec("torch"):
         import torch
 
-        found += [torch.ones(2, requires_grad=True), torch.eye(2).to_sparse(), torch.ones(2).bfloat16()]
-    return found
+        values += [torch.ones(2, requires_grad=True), torch.eye(2).to_sparse(), torch.ones(2).bfloat16()]
+    return values
 
 
 def documents() -> list[BaseDocument]:
-    """Documents for messages of their own."""
+    """Return documents that are encoded one by one."""
     return [a_book(0), a_book(1), *some_notes(3), Open(size=2j, a=1, t=tensors()), Page(text="x")]
 
 
 def messages(books: int = 3) -> dict[str, list[bytes]]:
-    """Valid bytes for every decoder, of arrays of this number of books."""
+    """Return valid input for every decoder, made of that many books."""
     shelf = DocumentArray[Book]([a_book(i) for i in range(books)])
     notes = DocumentArray[Note](some_notes())
     mixed = DocumentArray[Page]([Page(text="a"), Sheet(text="b", marks={"x": 1})])
@@ -195,17 +199,21 @@ def messages(books: int = 3) -> dict[str, list[bytes]]:
 
 
 def packers() -> dict[str, Callable[[bytes], bytes]]:
-    """Every compression that can be written here."""
-    found: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "bz2": bz2.compress, "lzma": lzma.compress}
+    """Return the functions of all installed compressions."""
+    compressors: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": gzip.compress,
+        "bz2": bz2.compress,
+        "lzma": lzma.compress,
+    }
     if find_spec("zstandard"):
         import zstandard
 
-        found["zstd"] = zstandard.ZstdCompressor().compress
+        compressors["zstd"] = zstandard.ZstdCompressor().compress
     if find_spec("lz4"):
         import lz4.frame
 
-        found["lz4"] = lz4.frame.compress
-    return found
+        compressors["lz4"] = lz4.frame.compress
+    return compressors
 
 
 # --- decoders
@@ -237,7 +245,7 @@ def _typed_batch(data: bytes) -> None:
 
 
 def _stream(data: bytes) -> None:
-    whole = repaired(data)
+    whole = repair_checksums(data)
     every(
         lambda: list(DocumentArray.load_binary(io.BytesIO(data), streaming=True)),
         lambda: survive(DocumentArray.from_bytes(whole)),
@@ -247,7 +255,7 @@ def _stream(data: bytes) -> None:
 
 
 def every(*tries: Callable[[], Any]) -> None:
-    """Try each; when all are through, the first error comes out."""
+    """Call each function, then raise the first DecodeError if there was one."""
     errors = []
     for attempt in tries:
         try:
@@ -300,7 +308,7 @@ DECODERS: dict[str, Callable[[bytes], None]] = {
 
 
 def survive(value: Any) -> None:
-    """What was read can be looked at, taken apart and written again."""
+    """Check that a decoded value can be shown, unstacked and encoded again."""
     repr(value)
     value.to_bytes()
     if isinstance(value, DocumentBatch):
@@ -309,7 +317,7 @@ def survive(value: Any) -> None:
 
 
 def attempt(decode: Callable[[bytes], None], data: bytes) -> bool:
-    """Whether the bytes were read; whatever is no DecodeError comes out."""
+    """Return whether the bytes could be decoded; errors other than DecodeError are raised."""
     try:
         decode(data)
     except DecodeError:
@@ -327,8 +335,8 @@ def attempt(decode: Callable[[bytes], None], data: bytes) -> bool:
 _HEAD = struct.Struct("<8scxxxIQQ28xI")
 
 
-def repaired(stream: bytes) -> bytes:
-    """A stream with the checksums of its segments put right, as a stranger would."""
+def repair_checksums(stream: bytes) -> bytes:
+    """Return a stream with correct checksums of its segments, as an attacker would send it."""
     data = bytearray(stream)
     position = 0
     while position + _HEAD.size <= len(data):
@@ -341,15 +349,15 @@ def repaired(stream: bytes) -> bytes:
     return bytes(data)
 
 
-# --- spoiled bytes
+# --- damaged bytes
 
 
-def spoiled(data: bytes, random: Random, other: bytes) -> bytes:
-    """The bytes with one to four changes."""
-    found = bytearray(data)
+def damage_bytes(data: bytes, random: Random, other: bytes) -> bytes:
+    """Return the bytes with one to four random changes."""
+    content = bytearray(data)
     for _ in range(random.randint(1, 4)):
-        _SPOILERS[random.randrange(len(_SPOILERS))](found, random, other)
-    return bytes(found)
+        _DAMAGES[random.randrange(len(_DAMAGES))](content, random, other)
+    return bytes(content)
 
 
 def _flip(data: bytearray, random: Random, _: bytes) -> None:
@@ -388,7 +396,7 @@ def _splice(data: bytearray, random: Random, other: bytes) -> None:
 
 
 def _grow(data: bytearray, random: Random, _: bytes) -> None:
-    """A number, maybe a length, becomes a very large one."""
+    """Replace a number, perhaps a length, by a very large one."""
     if data:
         at = random.randrange(len(data))
         data[at : at + 1] = random.choice(
@@ -396,14 +404,14 @@ def _grow(data: bytearray, random: Random, _: bytes) -> None:
         )
 
 
-_SPOILERS = (_flip, _flip, _byte, _cut, _remove, _insert, _double, _splice, _grow)
+_DAMAGES = (_flip, _flip, _byte, _cut, _remove, _insert, _double, _splice, _grow)
 
 
-# --- messages of good form and bad sense
+# --- well-formed messages with inconsistent content
 
 
-class Forger:
-    """Messages made with the generated classes, of random kinds, sizes and numbers of buffers."""
+class MessageGenerator:
+    """Random messages of the generated protobuf classes: kinds, sizes and numbers of buffers vary."""
 
     def __init__(self, random: Random) -> None:
         quire_pb2 = load_generated_messages()
@@ -411,20 +419,20 @@ class Forger:
         self.random, self.messages = random, quire_pb2
 
     def number(self) -> int:
-        """Small most of the time, at times at the edge of what fits."""
+        """Return a number: mostly small, sometimes at the limits of its type."""
         small = self.random.randrange(4)
         return self.random.choice((small, small, small, 255, 1 << 31, (1 << 40) + 1, (1 << 63) - 1))
 
     def content(self) -> bytes:
-        """A few bytes."""
+        """Return a few random bytes."""
         return self.random.randbytes(self.random.choice((0, 1, 3, 4, 8, 16, 24, 32)))
 
     def text(self) -> str:
-        """A word that means something somewhere."""
+        """Return a word that has a meaning in some message."""
         return self.random.choice(_WORDS)
 
     def fill(self, message: Any, depth: int = 0) -> Any:
-        """Set some of the fields of a message."""
+        """Set random fields of a message, and return it."""
         for field in message.DESCRIPTOR.fields:
             if field.name in ("buffers", "version") or self.random.random() < 0.5:
                 continue
@@ -463,34 +471,36 @@ class Forger:
         return min(number, (1 << 32) - 1) if field.type == field.TYPE_UINT32 else number
 
     def document(self) -> bytes:
-        """A document whose names and values go together."""
-        found = self.fill(self.messages.Document())
-        del found.names[:]
-        found.type = self.random.choice(("", "no:Such", *(f"{c.__module__}:{c.__qualname__}" for c in CLASSES)))
-        found.names.extend(self.text() for _ in found.values)
-        found.buffers.extend(self.content() for _ in range(3))
-        return bytes(found.SerializeToString())
+        """Return an encoded document with a name for each value."""
+        message = self.fill(self.messages.Document())
+        del message.names[:]
+        message.type = self.random.choice(("", "no:Such", *(f"{c.__module__}:{c.__qualname__}" for c in CLASSES)))
+        message.names.extend(self.text() for _ in message.values)
+        message.buffers.extend(self.content() for _ in range(3))
+        return bytes(message.SerializeToString())
 
     def array(self) -> bytes:
-        """An array of such documents."""
-        found = self.messages.Array(type=self.random.choice(_WORDS))
+        """Return an encoded array of random documents."""
+        message = self.messages.Array(type=self.random.choice(_WORDS))
         for _ in range(self.random.randrange(4)):
-            found.documents.add().MergeFromString(self.document())
-        return bytes(found.SerializeToString())
+            message.documents.add().MergeFromString(self.document())
+        return bytes(message.SerializeToString())
 
     def batch(self) -> bytes:
-        """A batch of some rows, with columns that may fit them."""
+        """Return an encoded batch whose columns may or may not have its number of rows."""
         rows = self.random.choice((0, 1, 2, 3, 3, 1 << 40))
         cls = self.random.choice(CLASSES)
-        found = self.messages.Batch(type=f"{cls.__module__}:{cls.__qualname__}", rows=rows)
+        message = self.messages.Batch(type=f"{cls.__module__}:{cls.__qualname__}", rows=rows)
         count = min(rows, 4)
         offsets = np.sort(np.array([0, *(self.random.randrange(9) for _ in range(count))], "<i8"))
-        found.buffers.extend([bytes(offsets[-1]), offsets.tobytes(), b"\x01" * count, self.content(), bytes(4 * count)])
+        message.buffers.extend(
+            [bytes(offsets[-1]), offsets.tobytes(), b"\x01" * count, self.content(), bytes(4 * count)]
+        )
         for name in {self.random.choice((*cls.model_fields, "x")) for _ in range(self.random.randrange(6))}:
-            self._column(found.columns.add(name=name), count)
+            self._column(message.columns.add(name=name), count)
         for _ in range(count if self.random.random() < 0.2 else 0):
-            found.remainders.add().MergeFromString(self.document())
-        return bytes(found.SerializeToString())
+            message.remainders.add().MergeFromString(self.document())
+        return bytes(message.SerializeToString())
 
     def _column(self, column: Any, rows: int) -> None:
         column.validity = self.random.choice((0, 0, 0, 3, 1))
@@ -531,8 +541,8 @@ _WORDS = (
 
 
 def forged(random: Random) -> Iterator[bytes]:
-    """A document, an array and a batch."""
-    forger = Forger(random)
+    """Return an encoded document, array and batch."""
+    forger = MessageGenerator(random)
     yield forger.document()
     yield forger.array()
     yield forger.batch()

@@ -59,7 +59,7 @@ class OnlyByCollidingAlias(BaseDocument):
     name: str = Field("", alias="title")
 
 
-def made(document_type: type[Any], **values: Any) -> Any:
+def create(document_type: type[Any], **values: Any) -> Any:
     """A document with these values, whatever its aliases mean."""
     document = document_type.model_construct()
     document.__dict__.update(values)
@@ -67,12 +67,17 @@ def made(document_type: type[Any], **values: Any) -> Any:
 
 
 DOCUMENTS = [
-    made(Renamed, title="T", name="N"),
-    made(Swapped, a=1, b=2),
-    made(Shared, a=1, b=2),
-    made(Within, items=[[1], [2]]),
-    made(Nested, one=made(Renamed, title="T", name="N"), many=DocumentArray[Swapped]([made(Swapped, a=1, b=2)])),
-    made(Nested, one=made(Renamed, title="T", name="N"), either=made(Swapped, a=3, b=4), many=DocumentArray[Swapped]()),
+    create(Renamed, title="T", name="N"),
+    create(Swapped, a=1, b=2),
+    create(Shared, a=1, b=2),
+    create(Within, items=[[1], [2]]),
+    create(Nested, one=create(Renamed, title="T", name="N"), many=DocumentArray[Swapped]([create(Swapped, a=1, b=2)])),
+    create(
+        Nested,
+        one=create(Renamed, title="T", name="N"),
+        either=create(Swapped, a=3, b=4),
+        many=DocumentArray[Swapped](),
+    ),
 ]
 
 
@@ -120,7 +125,7 @@ def test_data_frames_keep_values_in_their_fields(document: Any) -> None:
 @laws
 @given(st.text(max_size=3), st.text(max_size=3), st.sampled_from(sorted(FORMS)))
 def test_round_trips_swap_no_values(title: str, name: str, form: str) -> None:
-    document = made(Renamed, title=title, name=name)
+    document = create(Renamed, title=title, name=name)
     assert FORMS[form](document).identical(document)
 
 
@@ -135,7 +140,7 @@ def test_errors_name_the_field_and_not_an_internal_key() -> None:
         Swapped.from_json('{"a": "x"}')
     assert "\0" not in str(caught.value)
     with pytest.raises(DecodeError, match=r"OnlyByAlias\.Name: Field required; the bytes do not hold it"):
-        OnlyByAlias.from_bytes(made(Renamed, title="T").to_bytes().replace(b"name", b"game"))
+        OnlyByAlias.from_bytes(create(Renamed, title="T").to_bytes().replace(b"name", b"game"))
 
 
 def test_class_with_aliases_only_is_read_by_name() -> None:
@@ -146,7 +151,7 @@ def test_class_with_aliases_only_is_read_by_name() -> None:
 
 @pytest.mark.parametrize("form", ["JSON", "dict", "NDJSON"])
 def test_text_with_a_colliding_alias_is_not_written(form: str) -> None:
-    document = made(OnlyByCollidingAlias, title="T", name="N")
+    document = create(OnlyByCollidingAlias, title="T", name="N")
     with pytest.raises(EncodeError, match=r"OnlyByCollidingAlias.*could not be read back: .* has no field 'name'"):
         FORMS[form](document)
     assert FORMS["bytes"](document).identical(document)
@@ -154,6 +159,6 @@ def test_text_with_a_colliding_alias_is_not_written(form: str) -> None:
 
 
 def test_update_and_assignment_use_names_of_fields() -> None:
-    document = made(Renamed, title="T", name="N")
+    document = create(Renamed, title="T", name="N")
     document.update({"name": "M"})
     assert (document.title, document.name) == ("T", "M")

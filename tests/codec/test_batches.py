@@ -223,7 +223,7 @@ class Shared(BaseDocument):
 
 
 def _forged(cls: type[Any], rows: int = 2, **content: Any) -> list[Any]:
-    """Bytes as a stranger may write them: a document, an array message, a stream of columns, a batch."""
+    """Return untrusted bytes: a document, an array message, a stream of columns, a batch."""
     good = cls.model_construct(
         id="good",
         **{

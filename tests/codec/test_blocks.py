@@ -36,7 +36,7 @@ from quire.codec._compression import COMPRESSIONS, Compression, get_compression
 from quire.codec._context import ReadOptions
 from quire.codec._wire import encode_delimited, encode_packed, encode_text, encode_uint
 from quire.errors import DecodeError
-from tests.codec.hostile import repaired
+from tests.codec.hostile import repair_checksums
 
 
 class Line(BaseDocument):
@@ -52,7 +52,7 @@ def with_version(version: int) -> bytes:
     data = bytearray(lines().to_bytes())
     assert data[64:66] == b"\x08\x01"
     data[65] = version
-    return repaired(bytes(data))
+    return repair_checksums(bytes(data))
 
 
 def test_later_versions_of_streams_are_rejected() -> None:

@@ -59,9 +59,9 @@ class Word(BaseDocument):
 
 
 def plain(branch: Branch) -> bool:
-    found = [branch.leaf, branch.spare, branch.either, *branch.leaves, *(branch.more or ())]
+    all_leaves = [branch.leaf, branch.spare, branch.either, *branch.leaves, *(branch.more or ())]
     values = branch.tags.values()
-    return all(leaf is None or isinstance(leaf, int) or type(leaf) is Leaf for leaf in found) and not any(
+    return all(leaf is None or isinstance(leaf, int) or type(leaf) is Leaf for leaf in all_leaves) and not any(
         isinstance(value, bytes) or (isinstance(value, float) and not np.isfinite(value)) for value in values
     )
 
@@ -116,11 +116,11 @@ def test_csv_text() -> None:
     text = docs.to_csv()
     header, first, second = csv.reader(io.StringIO(text))
     assert header[:8] == ["id", "name", "nick", "age", "tall", "born", "thesis.id", "thesis.title"]
-    found = dict(zip(header, first, strict=True))
-    assert found["nick"] == found["second.title"] == found["second.id"] == ""
-    assert (found["age"], found["tall"], found["thesis.title"], found["words"]) == ("18", "false", "a,b", "[]")
-    assert found["vector"] == '{"framework":"numpy","dtype":"float32","shape":[2],"data":[1.0,2.0]}'
-    assert (found["level"], found["grade"], found["either"]) == ("1", "1", '"7"')
+    cells = dict(zip(header, first, strict=True))
+    assert cells["nick"] == cells["second.title"] == cells["second.id"] == ""
+    assert (cells["age"], cells["tall"], cells["thesis.title"], cells["words"]) == ("18", "false", "a,b", "[]")
+    assert cells["vector"] == '{"framework":"numpy","dtype":"float32","shape":[2],"data":[1.0,2.0]}'
+    assert (cells["level"], cells["grade"], cells["either"]) == ("1", "1", '"7"')
     assert dict(zip(header, second, strict=True))["nick"] == '""'
     assert again(docs).identical(docs)
 

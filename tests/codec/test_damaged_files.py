@@ -52,13 +52,13 @@ def saved(folder: Path, suffix: str) -> Path:
 
 def read(data: bytes) -> tuple[list[Row], DecodeError | None]:
     """What can be read, and the error that ended it."""
-    found: list[Row] = []
+    documents: list[Row] = []
     try:
         for row in DocumentArray[Row].load_binary(io.BytesIO(data), streaming=True):
-            found.append(row)  # noqa: PERF402 - what came before an error counts
+            documents.append(row)  # noqa: PERF402 - what came before an error counts
     except DecodeError as error:
-        return found, error
-    return found, None
+        return documents, error
+    return documents, None
 
 
 def bounds(path: Path) -> tuple[list[int], list[int], int]:
@@ -73,13 +73,13 @@ def bounds(path: Path) -> tuple[list[int], list[int], int]:
     return [*index.offsets[1:], index.end], counts, index.end
 
 
-def check(found: list[Row], error: DecodeError | None, at: int, path: Path) -> None:
+def check(documents: list[Row], error: DecodeError | None, at: int, path: Path) -> None:
     """Every whole block before the damage was read, the rows are right, and the error tells where."""
     ends, counts, index = bounds(path)
     whole = max((count for end, count in zip(ends, counts, strict=True) if end <= at), default=0)
-    assert [row.number for row in found] == list(range(len(found)))
-    assert len(found) >= whole
-    assert at < index or len(found) == 40
+    assert [row.number for row in documents] == list(range(len(documents)))
+    assert len(documents) >= whole
+    assert at < index or len(documents) == 40
     if error is not None and at >= 128:  # before it, what makes it a stream may be lost
         assert WHERE.search(str(error)), str(error)
 
@@ -97,8 +97,8 @@ def test_truncated_files_yield_complete_blocks(tmp_path: Path, suffix: str) -> N
     data = path.read_bytes()
     index = bounds(path)[2]
     for at in {*range(0, len(data), max(1, len(data) // 150)), *range(len(data) - 40, len(data))}:
-        found, error = read(data[:at]) if at > 8 else ([], DecodeError("block 0 (byte 0)"))
-        check(found, error, at, path)
+        documents, error = read(data[:at]) if at > 8 else ([], DecodeError("block 0 (byte 0)"))
+        check(documents, error, at, path)
         assert error is not None or at >= index
 
 
@@ -109,9 +109,9 @@ def test_files_with_a_flipped_bit_raise_only_decode_errors(tmp_path: Path, suffi
     step = max(1, len(data) // 300)
     for number, at in enumerate(range(8, len(data), step)):
         data[at] ^= 1 << number % 8
-        found, error = read(bytes(data))
+        documents, error = read(bytes(data))
         data[at] ^= 1 << number % 8
-        check(found, error, at, path)
+        check(documents, error, at, path)
 
 
 def test_flipped_bit_of_a_payload_is_always_detected(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_flipped_bit_of_a_payload_is_always_detected(tmp_path: Path) -> None:
     ends, counts, _ = bounds(path)
     for block, end in enumerate(ends[:-1]):
         data[end + 70] ^= 4
-        found, error = read(bytes(data))
+        documents, error = read(bytes(data))
         data[end + 70] ^= 4
-        assert len(found) == counts[block]
+        assert len(documents) == counts[block]
         assert f"block {block + 2} (byte {end})" in str(error)
 
 
@@ -148,8 +148,8 @@ TOOLS: dict[str, Any] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": 
 @pytest.mark.parametrize("suffix", TOOLS)
 def test_compressed_files_decompress_with_the_usual_tools(tmp_path: Path, suffix: str) -> None:
     plain = TOOLS[suffix](saved(tmp_path, suffix).read_bytes())
-    found, error = read(plain)
-    assert (len(found), error) == (40, None)
+    documents, error = read(plain)
+    assert (len(documents), error) == (40, None)
 
 
 def test_files_decompress_with_gzip(tmp_path: Path) -> None:
@@ -179,17 +179,17 @@ def test_pipe_is_read(tmp_path: Path, suffix: str) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     with os.fdopen(reading, "rb") as source:
-        found = list(DocumentArray[Row].load_binary(source, streaming=True))
+        documents = list(DocumentArray[Row].load_binary(source, streaming=True))
         assert not source.closed
     thread.join()
-    assert [row.number for row in found] == list(range(40))
+    assert [row.number for row in documents] == list(range(40))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_concatenated_files_are_read_as_the_first_or_rejected(tmp_path: Path, suffix: str) -> None:
     data = saved(tmp_path, suffix).read_bytes()
-    found, error = read(data + data)
-    assert error is not None or len(found) == 40
+    documents, error = read(data + data)
+    assert error is not None or len(documents) == 40
 
 
 def test_file_objects_are_left_open(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_no_document_is_created_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(document_type, "model_validate", refuse)
         monkeypatch.setattr(document_type, "__init__", refuse)
     pd.testing.assert_frame_equal(batch.to_dataframe(), frame)
-    made = DocumentBatch[Row].from_dataframe(frame)
-    assert isinstance(made.column("number"), ScalarColumn)
+    result = DocumentBatch[Row].from_dataframe(frame)
+    assert isinstance(result.column("number"), ScalarColumn)
 
 
 # --- rows, where columns are not enough
@@ -813,8 +813,8 @@ def test_arrays_and_recursive_documents_are_dicts_in_cells() -> None:
 
 def flat(branch: Branch) -> bool:
     """Whether a table can hold the branch: documents of the declared classes."""
-    found = [branch.leaf, branch.spare, *branch.leaves, *(branch.more or ())]
-    return all(leaf is None or type(leaf) is Leaf for leaf in found)
+    all_leaves = [branch.leaf, branch.spare, *branch.leaves, *(branch.more or ())]
+    return all(leaf is None or type(leaf) is Leaf for leaf in all_leaves)
 
 
 def check(docs: Any) -> None:

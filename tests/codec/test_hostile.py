@@ -1,4 +1,4 @@
-"""A stranger's bytes: a DecodeError or a good value, and nothing else."""
+"""Untrusted bytes: decoders return a value or raise DecodeError, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.codec.hostile import (
     Note,
     Page,
     attempt,
+    damage_bytes,
     forged,
     messages,
     packers,
-    repaired,
+    repair_checksums,
     some_notes,
-    spoiled,
 )
 
 COMPRESSIONS = [
@@ -51,9 +51,9 @@ def seeds() -> dict[str, list[bytes]]:
 def inputs(decoder: str, random: Random) -> Iterator[bytes]:
     """Some hundreds of inputs for a decoder."""
     valid = seeds()[decoder]
-    every = [data for found in seeds().values() for data in found]
+    every = [data for samples in seeds().values() for data in samples]
     for _ in range(250):
-        yield spoiled(random.choice(valid), random, random.choice(every))
+        yield damage_bytes(random.choice(valid), random, random.choice(every))
     for _ in range(40):
         yield random.randbytes(random.randrange(200))
     for _ in range(100 if decoder in _FORGED else 0):
@@ -92,8 +92,8 @@ def test_corrupted_data_in_valid_compression_raises_only_decode_errors(compress:
     pack = packers()[compress]
     random = Random(compress)
     for _ in range(30):
-        attempt(DECODERS["packed"], pack(repaired(spoiled(random.choice(seeds()["stream"]), random, b""))))
-        attempt(DECODERS["packed"], pack(spoiled(random.choice(seeds()["document"]), random, b"")))
+        attempt(DECODERS["packed"], pack(repair_checksums(damage_bytes(random.choice(seeds()["stream"]), random, b""))))
+        attempt(DECODERS["packed"], pack(damage_bytes(random.choice(seeds()["document"]), random, b"")))
 
 
 # --- what was found once

@@ -1,4 +1,4 @@
-"""What a stranger's bytes may cost: 32 times their size and 1 MiB, each measured in a process of its own."""
+"""The memory that decoding untrusted bytes may take: 32 times their size and 1 MiB, measured in processes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _NEAREST = ("list_of_set", "list_of_set_one", "list_of_document_one", "named_col
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("size", [*_SIZES, _LARGE])
 def test_the_memory_of_an_attack_is_bounded(size: int) -> None:
-    found = measured(size)
-    assert found.keys() == set(names(size))
+    usage = measured(size)
+    assert usage.keys() == set(names(size))
     over = {}
-    for name, (grown, length, seconds, outcome) in found.items():
+    for name, (grown, length, seconds, outcome) in usage.items():
         if int(grown) > LIMIT * int(length) + ROOM + NOISE or float(seconds) > 60 or outcome == "died":
             over[name] = (int(grown) / int(length), seconds, outcome)
     assert not over

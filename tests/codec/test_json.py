@@ -41,8 +41,8 @@ STUDENT = {"name": "Ada", "thesis": {"title": "Leaves"}, "photo": [0.5, 1.5], "o
 
 def only_json(branch: Branch) -> bool:
     """Whether JSON can hold the branch: no bytes in Any, no subclasses, no sparse words."""
-    found = [branch.leaf, branch.spare, branch.either, *branch.leaves, *(branch.more or ())]
-    plain = all(leaf is None or isinstance(leaf, int) or type(leaf) is Leaf for leaf in found)
+    all_leaves = [branch.leaf, branch.spare, branch.either, *branch.leaves, *(branch.more or ())]
+    plain = all(leaf is None or isinstance(leaf, int) or type(leaf) is Leaf for leaf in all_leaves)
     values = branch.tags.values()
     return plain and not any(isinstance(v, bytes) or (isinstance(v, float) and not np.isfinite(v)) for v in values)
 
@@ -94,10 +94,10 @@ def test_an_array_is_a_json_list(indent: int | None) -> None:
 
 def test_a_dict_keeps_python_values() -> None:
     student = Student.from_dict(STUDENT)
-    found = student.to_dict()
-    assert found["photo"] is student.photo
-    assert found["thesis"] == {"id": student.thesis.id, "title": "Leaves", "pages": None}
-    assert found["others"][0]["title"] == "a"
+    values = student.to_dict()
+    assert values["photo"] is student.photo
+    assert values["thesis"] == {"id": student.thesis.id, "title": "Leaves", "pages": None}
+    assert values["others"][0]["title"] == "a"
 
 
 # --- what the peer gets wrong

@@ -99,5 +99,5 @@ def test_help_names_the_command(folder: Path) -> None:
 
 
 def test_main_is_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
-    assert quire.cli.main(["proto", "tests.codec.school:Student"]) == 0
+    assert quire.cli.main(["proto", "tests.codec.proto_documents:Student"]) == 0
     assert "message Student {" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from quire import BaseDocument
 from quire.errors import DecodeError
 from quire.typing import NdArray
-from tests.codec.school import Degree, Student
+from tests.codec.proto_documents import Degree, Student
 from tests.strategies import laws
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -83,11 +83,11 @@ def test_typed_messages_round_trip(document: Scalars) -> None:
 def reads_or_refuses(tp: Any, content: bytes) -> None:
     """Bytes give a document that can be written again, or a DecodeError and nothing else."""
     try:
-        found = tp.from_typed_protobuf(content)
+        copy = tp.from_typed_protobuf(content)
     except DecodeError:
         return
-    again = tp.from_typed_protobuf(found.to_typed_protobuf().SerializeToString())
-    assert again.identical(found)
+    again = tp.from_typed_protobuf(copy.to_typed_protobuf().SerializeToString())
+    assert again.identical(copy)
 
 
 @laws

@@ -20,8 +20,8 @@ from quire import BaseDocument, DocumentArray
 from quire.documents import Document
 from quire.errors import DecodeError, EncodeError
 from quire.typing import AnyTensor, NdArray, float32
+from tests.codec.proto_documents import Degree, Student, Thesis
 from tests.codec.protoc import compile_proto, generated_class, stable
-from tests.codec.school import Degree, Student, Thesis
 
 
 class Level(IntEnum):
@@ -157,9 +157,9 @@ def test_typed_values_round_trip(holder: Any, value: Any) -> None:
     document = holder(value=value)
     message = document.to_typed_protobuf()
     for source in (message, message.SerializeToString(), bytearray(message.SerializeToString())):
-        found = holder.from_typed_protobuf(source)
-        assert found.identical(document)
-        assert type(found.value) is type(document.value)
+        result = holder.from_typed_protobuf(source)
+        assert result.identical(document)
+        assert type(result.value) is type(document.value)
 
 
 @pytest.mark.needs("grpc_tools")

@@ -13,8 +13,8 @@ import pytest
 from quire import BaseDocument, DocumentArray
 from quire.errors import SchemaError
 from quire.typing import NdArray
+from tests.codec.proto_documents import Student, Thesis
 from tests.codec.protoc import compile_proto, generated_class
-from tests.codec.school import Student, Thesis
 
 GOLDEN = Path(__file__).parent / "golden" / "student.proto"
 T = TypeVar("T")

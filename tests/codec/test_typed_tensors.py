@@ -56,8 +56,8 @@ def test_tensor_data_is_little_endian_in_c_order() -> None:
         tensor = Holder(value=array).to_typed_protobuf().value
         assert (tensor.dtype, list(tensor.shape)) == ("int16", [2, 3])
         assert tensor.data == bytes([0, 0, 2, 0, 4, 0, 1, 0, 3, 0, 5, 0])
-    found = Holder.from_typed_protobuf(Holder(value=array).to_typed_protobuf()).value
-    found += 1  # the memory is the reader's own
+    copy = Holder.from_typed_protobuf(Holder(value=array).to_typed_protobuf()).value
+    copy += 1  # the memory is the reader's own
 
 
 @pytest.mark.parametrize(

@@ -137,24 +137,24 @@ def test_buffers_round_trip_and_large_ones_are_aligned(size: int) -> None:
         head = wire.encode_delimited(2, bytes(length))
         buffers = [b"x" * size, b"small", [b"y" * size, b"z"]]
         data = b"".join(wire.join_buffers(head, buffers))
-        small, found = wire.split_buffers(data)
+        small, parts = wire.split_buffers(data)
         assert small == head
-        assert [bytes(buffer) for buffer in found] == [b"x" * size, b"small", b"y" * size + b"z"]
-        for buffer in found:
+        assert [bytes(buffer) for buffer in parts] == [b"x" * size, b"small", b"y" * size + b"z"]
+        for buffer in parts:
             position = data.index(bytes(buffer)) if len(buffer) >= 1_024 else 0
             assert position % 64 == 0, "a large buffer begins at a multiple of 64 bytes"
         padding = (
-            len(data) - len(head) - sum(len(buffer) + len(wire.encode_varint(len(buffer))) + 1 for buffer in found)
+            len(data) - len(head) - sum(len(buffer) + len(wire.encode_varint(len(buffer))) + 1 for buffer in parts)
         )
-        assert 0 <= padding <= 66 * sum(len(buffer) >= 1_024 for buffer in found)
+        assert 0 <= padding <= 66 * sum(len(buffer) >= 1_024 for buffer in parts)
 
 
 def test_small_part_keeps_fields_between_buffers() -> None:
     one, other = wire.encode_uint(1, 5), wire.encode_text(2, "x")
     data = one + wire.encode_delimited(15, b"a") + other + wire.encode_delimited(15, b"b") + one
-    small, found = wire.split_buffers(data)
+    small, buffers = wire.split_buffers(data)
     assert small == one + other + one
-    assert [bytes(buffer) for buffer in found] == [b"a", b"b"]
+    assert [bytes(buffer) for buffer in buffers] == [b"a", b"b"]
     assert wire.split_buffers(b"") == (b"", [])
 
 

@@ -28,6 +28,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    found = DocumentArray[Sample].pull(f"http://127.0.0.1:{server.server_port}/samples.bin")
-    assert [sample.number for sample in found] == [0, 1, 2]
+    documents = DocumentArray[Sample].pull(f"http://127.0.0.1:{server.server_port}/samples.bin")
+    assert [sample.number for sample in documents] == [0, 1, 2]
     server.shutdown()

@@ -16,6 +16,6 @@ class Sample(BaseDocument):
 
 
 samples = DocumentArray[Sample](Sample(x=np.ones(4, np.float32), y=i) for i in range(8))
-made = MultiModalDataset[Sample](samples).to_tf_dataset(batch_size=4, features="x", labels="y")
+tf_dataset = MultiModalDataset[Sample](samples).to_tf_dataset(batch_size=4, features="x", labels="y")
 assert [tuple(x.shape) for x, _ in made] == [(4, 4)] * 2
 assert tf.reduce_sum(TensorFlowTensor(tensor=tf.ones(3))).numpy() == 3

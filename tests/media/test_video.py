@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import DecodeError, EncodeError, OptionError
-from quire.media import Sound, decode_video, save_video, stream_frames, to_audio_bytes, to_video_bytes
+from quire.errors import DecodeError, EncodeError, OptionError, UnknownOptionError
+from quire.media import Sound, decode_video, encode_video, save_video, stream_frames, to_audio_bytes, to_video_bytes
 from quire.tensors import get_framework
 from tests.media.sample_media import FRAMEWORKS, frame_numbers, numbered_frames, tone
 from tests.strategies import laws
@@ -204,3 +204,80 @@ def test_encoding_is_reproducible(video_format: str, size: tuple[int, int]) -> N
         kept.append(bytes(int(generator.integers(1000, 300_000))))
         encoded.add(to_video_bytes(frames, 10, video_format))
     assert len(encoded) == 1
+
+
+# --- audio of a time range
+
+
+def ramp_video(video_format: str, seconds: float = 4.0, rate: int = 8000) -> tuple[bytes, np.ndarray]:
+    """Return a video whose sound has the time as the loudness of a tone, which a lossy codec keeps."""
+    time = np.arange(int(seconds * rate)) / rate
+    samples = (time / seconds * np.sin(time * 440 * 2 * np.pi)).astype(np.float32)[:, None]
+    frames = numbered_frames(int(seconds * 5))
+    return to_video_bytes(frames, 5, video_format, audio=Sound(samples, rate)), samples
+
+
+@pytest.mark.parametrize("video_format", ["mp4", "mkv", "avi"])
+@pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (1.0, 2.5), (2.5, None), (0.0, None), (3.0, 9.0)])
+def test_decode_video_cuts_audio_to_the_range_of_frames(video_format: str, start: float, end: float | None) -> None:
+    content, samples = ramp_video(video_format)
+    clip = decode_video(content, audio=True, start=start, end=end)
+    assert clip.audio is not None
+    rate = clip.audio.rate
+    expected = samples[round(start * rate) : None if end is None else round(end * rate)]
+    slack = 2500 if end is None else 200  # encoders pad the end
+    assert abs(len(clip.audio.samples) - len(expected)) <= slack
+    common = min(len(clip.audio.samples), len(expected))
+    loudness = [
+        np.abs(part[:common]).reshape(-1)[: common // 800 * 800].reshape(-1, 800).max(axis=1)
+        for part in (clip.audio.samples, expected)
+    ]
+    assert np.allclose(*loudness, atol=0.06)
+
+
+def test_decode_video_cuts_lossless_audio_to_the_sample() -> None:
+    import av
+
+    rate, samples = 8000, np.arange(32000, dtype=np.int16)[:, None]
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        video = container.add_stream("mpeg4", rate=5)
+        video.width = video.height = 32
+        audio = container.add_stream("flac", rate=rate, layout="mono")
+        for number in range(20):
+            pixels = np.full((32, 32, 3), number, np.uint8)
+            container.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            part = samples[number * 1600 : (number + 1) * 1600].reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(part, format="s16", layout="mono")
+            frame.sample_rate, frame.pts = rate, number * 1600
+            container.mux(audio.encode(frame))
+        container.mux(video.encode(None))
+        container.mux(audio.encode(None))
+    for start, end in ((0.0, 0.5), (1.5, 1.75), (3.0, None), (0.0, None)):
+        clip = decode_video(file.getvalue(), audio=True, start=start, end=end)
+        assert clip.audio is not None
+        values = np.rint(clip.audio.samples[:, 0] * 32768).astype(int)
+        stop = 32000 if end is None else round(end * rate)
+        assert values.tolist() == list(range(round(start * rate), stop))
+
+
+def test_max_seconds_limits_the_range_of_audio_and_not_the_file() -> None:
+    content, _ = ramp_video("mkv")
+    clip = decode_video(content, audio=True, start=2.0, end=2.5, max_seconds=1.0)
+    assert clip.audio is not None
+    assert len(clip.audio.samples) == 4000
+
+
+def test_video_functions_name_unknown_options(tmp_path: Path) -> None:
+    frames = numbered_frames(2)
+    with pytest.raises(UnknownOptionError, match=r"encode_video\(\) has no option 'codecs'. Did you mean 'codec'"):
+        encode_video(frames, 5, codecs="mpeg4")
+    with pytest.raises(UnknownOptionError, match=r"to_video_bytes\(\) has no option 'sound'"):
+        to_video_bytes(frames, 5, sound=None)
+    with pytest.raises(UnknownOptionError, match=r"save_video\(\) has no option 'codecs'"):
+        save_video(frames, tmp_path / "a.mp4", 5, codecs="mpeg4")
+    assert not (tmp_path / "a.mp4").exists()
+    with pytest.raises(UnknownOptionError, match=r"decode_video\(\) has no option 'begin'"):
+        decode_video(_TENTH, begin=1)  # type: ignore[call-arg]
+    with pytest.raises(UnknownOptionError, match=r"stream_frames\(\) has no option 'hight'. Did you mean 'height'"):
+        stream_frames(_TENTH, hight=1)  # type: ignore[call-arg]

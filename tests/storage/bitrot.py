@@ -145,9 +145,9 @@ class WrongError(AssertionError):
     """Damage that led neither to correct values nor to the expected error."""
 
 
-def check(documents: Sequence[Any], found: Sequence[Any], what: str) -> None:
+def check(documents: Sequence[Any], results: Sequence[Any], what: str) -> None:
     """Return whether documents are the expected ones."""
-    if not exact(list(found), list(documents)):
+    if not exact(list(results), list(documents)):
         raise WrongError(f"{what}: other values")
 
 
@@ -174,8 +174,8 @@ def one_by_one(folder: Path, documents: Sequence[Any], cache: Path) -> None:
 
 
 def filtered(folder: Path, documents: Sequence[Any], cache: Path) -> None:
-    wanted = {"id": {"$in": [documents[1].id, documents[4].id]}}
-    dataset = open_dataset(folder, type(documents[0]), where=wanted, cache=cache)
+    query = {"id": {"$in": [documents[1].id, documents[4].id]}}
+    dataset = open_dataset(folder, type(documents[0]), where=query, cache=cache)
     check([documents[1], documents[4]], list(dataset[:].unstack()), "where")
 
 
@@ -191,13 +191,13 @@ def stream(folder: Path, documents: Sequence[Any], cache: Path, on_error: Any) -
     storage = open_dataset(folder, type(documents[0]), cache=cache)
     how: Any = {"seed": 1, "on_error": on_error, "framework": "numpy", "shapes": "ragged"}
     dataset: Any = StreamingDataset[type(documents[0])](storage, 2, missing="mask", **how)  # type: ignore[misc]
-    found = [document for batch in dataset for document in batch.unstack()]
-    if any(document.id not in by_id for document in found):
+    results = [document for batch in dataset for document in batch.unstack()]
+    if any(document.id not in by_id for document in results):
         raise WrongError(f"stream, {on_error}: an id that was never written")
-    check([by_id[document.id] for document in found], found, f"stream, {on_error}")
-    if len(found) != len(documents) or len({document.id for document in found}) != len(documents):
+    check([by_id[document.id] for document in results], results, f"stream, {on_error}")
+    if len(results) != len(documents) or len({document.id for document in results}) != len(documents):
         if not dataset.errors or on_error == "raise":
-            raise WrongError(f"stream, {on_error}: {len(found)} rows, and no error was noted")
+            raise WrongError(f"stream, {on_error}: {len(results)} rows, and no error was noted")
         raise ShardError(dataset.errors[0])
 
 

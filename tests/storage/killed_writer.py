@@ -67,18 +67,18 @@ def plain_numbers(path: Path, kind: str) -> list[int]:
 
 def check_resume(path: Path, kind: str) -> None:
     try:
-        found = numbers(path)
+        row_numbers = numbers(path)
     except StorageError:
-        found = []
+        row_numbers = []
         assert not list(path.glob(f"*.{kind}")), "there are shards, and no dataset"
-    assert found == list(range(len(found))), found
+    assert row_numbers == list(range(len(row_numbers))), row_numbers
     write(path, "resume", kind)
     assert numbers(path) == plain_numbers(path, kind) == list(range(ROWS))
 
 
 def check_overwrite(path: Path, kind: str) -> None:
-    found = numbers(path)
-    assert found in (list(range(ROWS)), list(range(100, 100 + ROWS))), found
+    row_numbers = numbers(path)
+    assert row_numbers in (list(range(ROWS)), list(range(100, 100 + ROWS))), row_numbers
     write(path, "overwrite", kind, 200)
     assert numbers(path) == plain_numbers(path, kind) == list(range(200, 200 + ROWS))
     assert len(list((path / "_quire").glob("*.jsonl"))) == 1

@@ -41,13 +41,13 @@ def _frames(sizes: list[int]) -> DocumentBatch[Frame]:
 
 def _places(folder: Path, column: str) -> list[int]:
     """Return where the column of each record batch begins in its file."""
-    found = []
+    offsets = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.read_bytes()[:6] == b"ARROW1":
             reader = pa.ipc.open_file(pa.memory_map(str(path)))  # at the begin of a page
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-            found += [batch.column(column).buffers()[1].address % 64 for batch in batches if len(batch)]
-    return found
+            offsets += [batch.column(column).buffers()[1].address % 64 for batch in batches if len(batch)]
+    return offsets
 
 
 @given(sizes=st.lists(st.integers(0, 90), min_size=1, max_size=40))

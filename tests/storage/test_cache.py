@@ -162,11 +162,11 @@ def test_removed_cache_folder_is_created_again(tmp_path: Path) -> None:
 
 def test_threads_create_a_file_once(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 10_000)
-    made: list[Path] = []
+    paths: list[Path] = []
     start = threading.Barrier(8)
 
     def make(path: Path) -> None:
-        made.append(path)
+        paths.append(path)
         path.write_bytes(b"y" * 100)
 
     def ask(_: int) -> list[int]:
@@ -175,7 +175,7 @@ def test_threads_create_a_file_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(8))) == [[100] * 6] * 8
-    assert len(made) == 6
+    assert len(paths) == 6
     assert names(cache) == set(KEYS)
 
 
@@ -221,16 +221,16 @@ def test_process_waiting_for_a_killed_one_creates_the_file(tmp_path: Path, metho
     context = multiprocessing.get_context(method)
     cache = ShardCache(tmp_path, 1000)
     started, tell_start = context.Pipe(duplex=False)
-    found, tell_found = context.Pipe(duplex=False)
+    receiver, tell_found = context.Pipe(duplex=False)
     maker = context.Process(target=_die, args=(cache, A, tell_start))
     maker.start()
     assert started.recv() == maker.pid
     waiter = context.Process(target=_ask, args=(cache, A, tell_found))
     waiter.start()
-    assert not found.poll(0.2)
+    assert not receiver.poll(0.2)
     assert f"{A}.part" in names(cache)
     maker.kill()
-    assert found.recv() == b"x" * 7
+    assert receiver.recv() == b"x" * 7
     for child in (maker, waiter):
         child.join()
     assert maker.exitcode == -signal.SIGKILL
@@ -336,16 +336,16 @@ def test_files_are_not_removed_while_their_lock_or_the_room_lock_is_held(tmp_pat
     """A process that is about to open a file holds its lock; one that counts the files holds the room lock."""
     cache = ShardCache(tmp_path, 100)
     cache.get(A, sized(100))
-    made = threading.Event()
+    event = threading.Event()
 
     def make(path: Path) -> None:
         path.write_bytes(bytes(100))
-        made.set()
+        event.set()
 
     asking = threading.Thread(target=cache.get, args=(B, make))
     with cache._room() if held == "room" else cache._lock(A):
         asking.start()
-        made.wait()
+        event.wait()
         asking.join(0.2)
         assert asking.is_alive()
         assert {A, f"{B}.part"} <= names(cache)
@@ -373,8 +373,8 @@ def test_competing_processes_stay_within_max_bytes(tmp_path: Path, method: str) 
     children = [context.Process(target=_churn, args=(tmp_path, 2000, seed, answers)) for seed in range(3)]
     for child in children:
         child.start()
-    found = [answers.get() for _ in children]
+    results = [answers.get() for _ in children]
     for child in children:
         child.join()
-    assert found == [(2000, 0)] * 3
+    assert results == [(2000, 0)] * 3
     assert len(names(ShardCache(tmp_path, 2000))) == 2

@@ -82,10 +82,10 @@ def test_killed_writer_is_resumed_until_all_rows_are_written(tmp_path: Path) -> 
         time.sleep(chance.random() / 10)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        found = _numbers(tmp_path / "d")
-        assert found == list(range(len(found)))
-        assert len(found) >= before
-        before = len(found)
+        row_numbers = _numbers(tmp_path / "d")
+        assert row_numbers == list(range(len(row_numbers)))
+        assert len(row_numbers) >= before
+        before = len(row_numbers)
     assert 0 < before < 5000
     write_dataset(photos(before + 40), tmp_path / "d", mode="resume")
     assert _numbers(tmp_path / "d") == list(range(before + 40))
@@ -98,9 +98,9 @@ def test_concurrent_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
         _go(process)
     for process in writers:
         assert process.communicate()[1] == ""
-    found = _numbers(tmp_path)
-    assert [number for number in found if number < 1000] == list(range(150))
-    assert [number for number in found if number >= 1000] == list(range(1000, 1150))
+    row_numbers = _numbers(tmp_path)
+    assert [number for number in row_numbers if number < 1000] == list(range(150))
+    assert [number for number in row_numbers if number >= 1000] == list(range(1000, 1150))
 
 
 def test_later_of_two_overwriting_writers_counts(tmp_path: Path) -> None:

@@ -156,15 +156,15 @@ def _written(documents: list[Tree], path: Path, kind: Any) -> Path:
 
 @pytest.mark.parametrize(("kind", "rounds"), [("arrow", 150), ("parquet", 30)])
 def test_flipped_bytes_never_crash_the_process(tmp_path: Path, kind: str, rounds: int) -> None:
-    found: list[list[Tree]] = []
+    results: list[list[Tree]] = []
 
     @settings(max_examples=1, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(trees(), min_size=12, max_size=16))
     def draw(documents: list[Tree]) -> None:
-        found.append(documents)
+        results.append(documents)
 
     draw()
-    source = _written(found[0], tmp_path, kind)
+    source = _written(results[0], tmp_path, kind)
     command = [sys.executable, "-m", "tests.storage.flipped_bytes", str(source), str(tmp_path), "7", str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -74,26 +74,26 @@ def _folder(path: Path, array: Any, labels: bool = True) -> Path:
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
 def test_encoded_images_stay_encoded_and_load(tmp_path: Path, array: Any) -> None:
-    found = open_dataset(_folder(tmp_path / "rows", array), Encoded)[:].unstack()
-    assert all(type(row.image) is ImageBytes for row in found)
-    assert [row.image for row in found] == ENCODED
-    assert all((row.image.load() == picture).all() for row, picture in zip(found, PICTURES, strict=True))
+    documents = open_dataset(_folder(tmp_path / "rows", array), Encoded)[:].unstack()
+    assert all(type(row.image) is ImageBytes for row in documents)
+    assert [row.image for row in documents] == ENCODED
+    assert all((row.image.load() == picture).all() for row, picture in zip(documents, PICTURES, strict=True))
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
 def test_tensor_field_has_pixels(tmp_path: Path, array: Any) -> None:
     folder = _folder(tmp_path / "rows", array)
     for schema in (Rows, AnySize):
-        found = open_dataset(folder, schema)[:].unstack()
-        assert all((row.image == picture).all() for row, picture in zip(found, PICTURES, strict=True))
-    found = open_dataset(folder, InFront)[:].unstack()
-    assert (found[3].image.permute(1, 2, 0).numpy() == PICTURES[3]).all()
+        documents = open_dataset(folder, schema)[:].unstack()
+        assert all((row.image == picture).all() for row, picture in zip(documents, PICTURES, strict=True))
+    documents = open_dataset(folder, InFront)[:].unstack()
+    assert (documents[3].image.permute(1, 2, 0).numpy() == PICTURES[3]).all()
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
 def test_document_field_has_the_bytes(tmp_path: Path, array: Any) -> None:
-    found = open_dataset(_folder(tmp_path / "rows", array), Whole)[:].unstack()
-    assert [row.image.bytes_ for row in found] == ENCODED
+    documents = open_dataset(_folder(tmp_path / "rows", array), Whole)[:].unstack()
+    assert [row.image.bytes_ for row in documents] == ENCODED
 
 
 @pytest.mark.parametrize("array", COLUMNS.values(), ids=COLUMNS)
@@ -108,8 +108,8 @@ def test_stream_batches_have_stacked_pixels(tmp_path: Path, array: Any, schema: 
 
 def test_rows_without_an_image_are_none(tmp_path: Path) -> None:
     array = pa.array([{"bytes": ENCODED[0], "path": None}, None])
-    found = open_dataset(_folder(tmp_path / "rows", array, labels=False), Optional)[:].unstack()
-    assert [row.image for row in found] == [ENCODED[0], None]
+    documents = open_dataset(_folder(tmp_path / "rows", array, labels=False), Optional)[:].unstack()
+    assert [row.image for row in documents] == [ENCODED[0], None]
 
 
 def test_image_at_a_path_is_an_error(tmp_path: Path) -> None:
@@ -137,6 +137,6 @@ def test_url_fields_read_text_of_other_writers(tmp_path: Path) -> None:
         image: ImageUrl
 
     for array in (pa.array(["a.png", "b.png"]), pa.array(["a.png", "b.png"]).dictionary_encode()):
-        found = open_dataset(_folder(tmp_path / "rows", array, labels=False), Linked)[:].unstack()
-        assert [type(row.image) for row in found] == [ImageUrl] * 2
-        assert [row.image for row in found] == ["a.png", "b.png"]
+        documents = open_dataset(_folder(tmp_path / "rows", array, labels=False), Linked)[:].unstack()
+        assert [type(row.image) for row in documents] == [ImageUrl] * 2
+        assert [row.image for row in documents] == ["a.png", "b.png"]

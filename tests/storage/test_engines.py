@@ -36,10 +36,10 @@ def _rows(count: int) -> list[Row]:
 
 def _check(path: Path, count: int) -> None:
     """Return all rows, in whatever order the engine wrote them."""
-    found = sorted(open_dataset(path, Row)[:].unstack(), key=lambda row: row.number)
-    assert [row.number for row in found] == list(range(count))
-    for row, wanted in zip(found, _rows(count), strict=True):
-        assert (row.text, row.words, row.vector.tolist()) == (wanted.text, wanted.words, wanted.vector.tolist())
+    documents = sorted(open_dataset(path, Row)[:].unstack(), key=lambda row: row.number)
+    assert [row.number for row in documents] == list(range(count))
+    for row, expected in zip(documents, _rows(count), strict=True):
+        assert (row.text, row.words, row.vector.tolist()) == (expected.text, expected.words, expected.vector.tolist())
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_dataset_written_by_spark_is_read(tmp_path: Path, spark: Any) -> None:
     frame = spark.createDataFrame(rows, "number int, text string, vector array<float>, words array<string>")
     frame.write.parquet(str(tmp_path / "lists"))
     _check(tmp_path / "lists", 30)
-    made = open_dataset(tmp_path / "lists")[0]
-    assert made.vector.dtype == np.float32
+    document = open_dataset(tmp_path / "lists")[0]
+    assert document.vector.dtype == np.float32
     frame.withColumn("part", frame.number % 2).write.partitionBy("part").parquet(str(tmp_path / "parted"))
     _check(tmp_path / "parted", 30)
     assert {row.part for row in open_dataset(tmp_path / "parted")[:].unstack()} == {0, 1}
@@ -118,8 +118,8 @@ def test_ray_reads_and_writes_a_dataset(tmp_path: Path, ray: Any) -> None:
         return {"number": batch["number"], "text": batch["text"], "vector": vector}
 
     data.map_batches(tensors).write_parquet(str(tmp_path / "tensors"))
-    found = open_dataset(tmp_path / "tensors", Row)[:]
-    assert sorted(map(tuple, found.vector.tolist())) == [(float(n),) * 4 for n in range(20)]
+    result = open_dataset(tmp_path / "tensors", Row)[:]
+    assert sorted(map(tuple, result.vector.tolist())) == [(float(n),) * 4 for n in range(20)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -62,18 +62,18 @@ _CHANGES: dict[str, tuple[Any, Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize(("before", "value", "after", "wanted"), _CHANGES.values(), ids=_CHANGES)
+@pytest.mark.parametrize(("before", "value", "after", "expected"), _CHANGES.values(), ids=_CHANGES)
 def test_field_is_read_as_a_wider_type(
-    tmp_path: Path, kind: Any, before: Any, value: Any, after: Any, wanted: Any
+    tmp_path: Path, kind: Any, before: Any, value: Any, after: Any, expected: Any
 ) -> None:
     earlier = _class(number=int, field=before)
     write_dataset([earlier(number=n, field=value) for n in range(3)], tmp_path, format=kind)
     now = _class(number=int, field=after)
-    write_dataset([now(number=3, field=wanted)], tmp_path, mode="append", format=kind)
-    found = open_dataset(tmp_path, now)[:].unstack()
-    assert [document.number for document in found] == [0, 1, 2, 3]
-    for document in found:
-        assert document.identical(now(id=document.id, number=document.number, field=wanted))
+    write_dataset([now(number=3, field=expected)], tmp_path, mode="append", format=kind)
+    documents = open_dataset(tmp_path, now)[:].unstack()
+    assert [document.number for document in documents] == [0, 1, 2, 3]
+    for document in documents:
+        assert document.identical(now(id=document.id, number=document.number, field=expected))
 
 
 _REFUSED: dict[str, tuple[Any, Any, Any]] = {
@@ -177,9 +177,9 @@ def test_added_field_without_a_default_is_an_error(tmp_path: Path, kind: Any) ->
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_unknown_column_is_ignored(tmp_path: Path, kind: Any) -> None:
     write_dataset([_class(number=int, text=str)(number=1, text="a")], tmp_path, format=kind)
-    found = open_dataset(tmp_path, _class(number=int))[0]
-    assert found.number == 1
-    assert not hasattr(found, "text")
+    document = open_dataset(tmp_path, _class(number=int))[0]
+    assert document.number == 1
+    assert not hasattr(document, "text")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -39,9 +39,11 @@ def check_shared(dataset: StoredDataset[Any], rows: range, *fields: str) -> None
     for document, i in zip(dataset[:], rows, strict=True):
         expected = row(i)
         for field in fields:
-            found = getattr(document, field)
-            same = np.array_equal(found, expected[field]) if isinstance(found, np.ndarray) else found == expected[field]
-            assert same, (i, field, found)
+            result = getattr(document, field)
+            same = (
+                np.array_equal(result, expected[field]) if isinstance(result, np.ndarray) else result == expected[field]
+            )
+            assert same, (i, field, result)
 
 
 def copied(name: str, tmp_path: Path) -> Path:
@@ -140,11 +142,11 @@ def test_pickled_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: 
         monkeypatch.setitem(sys.modules, module.__name__, module)
     schema, codec = unischema.Unischema(), codecs.NdarrayCodec()
     schema._name, schema._fields = "Old", OrderedDict(x=(np.dtype("<f4"), (None, 2), codec), y=np.int16)
-    found = load_schema(pickle.dumps(schema, protocol))
-    assert (found.kind, found._name, list(found._fields)) == ("Unischema", "Old", ["x", "y"])
-    assert found._fields["x"][2].kind == "NdarrayCodec"
-    assert found._fields["x"][0].arguments[0] == "f4"
-    assert found._fields["y"].name == "int16"
+    result = load_schema(pickle.dumps(schema, protocol))
+    assert (result.kind, result._name, list(result._fields)) == ("Unischema", "Old", ["x", "y"])
+    assert result._fields["x"][2].kind == "NdarrayCodec"
+    assert result._fields["x"][0].arguments[0] == "f4"
+    assert result._fields["y"].name == "int16"
 
 
 # --- MDS
@@ -186,9 +188,9 @@ def test_mds_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
 def test_plain_pickled_values_are_read_and_others_refused(tmp_path: Path) -> None:
     value = {"a": [1, 2.5, None], "b": np.arange(6).reshape(2, 3), "c": np.float32(2), "d": Decimal("1.5"), "e": {3}}
     for protocol in range(2, 6):
-        found = load_value(pickle.dumps(value, protocol))
-        assert found["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert {**found, "b": 0} == {**value, "b": 0}
+        result = load_value(pickle.dumps(value, protocol))
+        assert result["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert {**result, "b": 0} == {**value, "b": 0}
     with pytest.raises(DecodeError, match="mkdir, which is refused"):
         load_value(pickle.dumps(_Evil(tmp_path / "ran")))
     assert not (tmp_path / "ran").exists()
@@ -215,8 +217,8 @@ def test_interrupted_import_resumes_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(DecodeError, match="shard.00002.mds"):
         import_dataset(source, target, "mds", shard_bytes=1, group_bytes=1)
     shard.write_bytes(kept)
-    made = import_dataset(source, target, "mds", mode="resume", shard_bytes=1, group_bytes=1)
-    check_shared(made, range(ROWS), *MDS_FIELDS)
+    dataset = import_dataset(source, target, "mds", mode="resume", shard_bytes=1, group_bytes=1)
+    check_shared(dataset, range(ROWS), *MDS_FIELDS)
 
 
 @pytest.mark.parametrize("name", ["petastorm", "webdataset", "huggingface"])
@@ -228,8 +230,8 @@ def test_every_format_resumes_from_any_row(name: str, tmp_path: Path) -> None:
     for done in range(len(whole) + 1):
         target = tmp_path / f"part{done}"
         write_dataset(whole[:done], target)
-        made = import_dataset(FOREIGN / name, target, document_type=whole.document_type, mode="resume", **options)
-        assert made[:] == whole[:]
+        dataset = import_dataset(FOREIGN / name, target, document_type=whole.document_type, mode="resume", **options)
+        assert dataset[:] == whole[:]
 
 
 # --- WebDataset
@@ -278,8 +280,8 @@ def tar_of(path: Path, files: dict[str, bytes]) -> Path:
 def test_samples_are_grouped_by_the_name_before_the_first_dot(tmp_path: Path) -> None:
     names = {"a/x.txt": b"1", "a/x.seg.txt": b"2", "b/x.txt": b"3", "b/x.seg.TXT": b"4", ".hidden": b"", "plain": b""}
     tar_of(tmp_path / "source" / "s.tar", names)
-    found = import_dataset(tmp_path / "source", tmp_path / "made")[:]
-    assert [(each.key, each.txt, each.seg_txt) for each in found] == [("a/x", "1", "2"), ("b/x", "3", "4")]
+    batch = import_dataset(tmp_path / "source", tmp_path / "made")[:]
+    assert [(each.key, each.txt, each.seg_txt) for each in batch] == [("a/x", "1", "2"), ("b/x", "3", "4")]
 
 
 @pytest.mark.parametrize(
@@ -388,9 +390,9 @@ def test_images_in_lists_and_structs_become_bytes(tmp_path: Path) -> None:
         "many": {"feature": {"_type": "Image"}, "_type": "List"},
         "inner": {"picture": {"_type": "Image"}},
     }
-    found = import_dataset(saved(tmp_path / "source", table, features), tmp_path / "made")[:]
-    assert [document.many for document in found] == [[b"1", b"2"], None, []]
-    assert [document.inner.picture for document in found] == [b"1", b"2", None]
+    batch = import_dataset(saved(tmp_path / "source", table, features), tmp_path / "made")[:]
+    assert [document.many for document in batch] == [[b"1", b"2"], None, []]
+    assert [document.inner.picture for document in batch] == [b"1", b"2", None]
 
 
 # --- all of them
@@ -418,11 +420,11 @@ def test_inferred_classes_are_pickled_to_loader_workers(tmp_path: Path) -> None:
     from quire.data import StreamingDataset
 
     for name in ("mds-gz", "huggingface"):
-        made = import_dataset(FOREIGN / name, tmp_path / name, split="train" if name == "huggingface" else None)
-        assert pickle.loads(pickle.dumps(made[0])) == made[0]
-        dataset = StreamingDataset[made.document_type](made, 3, shapes="ragged")
+        result = import_dataset(FOREIGN / name, tmp_path / name, split="train" if name == "huggingface" else None)
+        assert pickle.loads(pickle.dumps(result[0])) == result[0]
+        dataset = StreamingDataset[result.document_type](result, 3, shapes="ragged")
         loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60)
-        assert sorted(number for batch in loader for number in batch.number.tolist()) == list(range(len(made)))
+        assert sorted(number for batch in loader for number in batch.number.tolist()) == list(range(len(result)))
 
 
 def test_inferred_classes_of_one_name_stay_apart(tmp_path: Path) -> None:

@@ -185,8 +185,8 @@ def test_fields_have_the_arrow_types_of_other_libraries() -> None:
 def test_batch_round_trips_through_a_table(count: int) -> None:
     documents = rows(count)
     batch = documents.stack(shapes="ragged") if count else DocumentBatch[Row]()
-    found = DocumentBatch[Row].from_arrow(batch.to_arrow())
-    assert exact(list(found.unstack()), list(documents))
+    result = DocumentBatch[Row].from_arrow(batch.to_arrow())
+    assert exact(list(result.unstack()), list(documents))
     slices = batch.to_arrow().slice(1, 2)
     assert exact(list(DocumentBatch[Row].from_arrow(slices).unstack()), list(documents[1:3]))
 
@@ -296,11 +296,11 @@ def test_duckdb_takes_and_returns_batches() -> None:
         shade: Shade = Shade.DARK
         span: timedelta = timedelta()
 
-    found = DocumentBatch[Plain].from_arrow(relation)
-    assert [document.id for document in found] == ["r0", "r1", "r2", "r3"]
-    assert exact(found.unstack()[3].boxes, row(3).boxes)
-    assert found.unstack()[2].many == row(2).many
-    assert found.unstack().when == rows().when
+    result = DocumentBatch[Plain].from_arrow(relation)
+    assert [document.id for document in result] == ["r0", "r1", "r2", "r3"]
+    assert exact(result.unstack()[3].boxes, row(3).boxes)
+    assert result.unstack()[2].many == row(2).many
+    assert result.unstack().when == rows().when
 
 
 @pytest.mark.needs("pandas")
@@ -329,8 +329,8 @@ def test_arrow_tensors_are_read() -> None:
 
     data = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(data)
-    found = DocumentBatch[Vector].from_arrow(pa.table({"point": tensors}))
-    assert (found.point == data).all()
+    batch = DocumentBatch[Vector].from_arrow(pa.table({"point": tensors}))
+    assert (batch.point == data).all()
     lists = pa.array([None, [[0, 1, 2], [3, 4, 5]]], pa.list_(pa.list_(pa.float32(), 3), 2))
 
     class Maybe(BaseDocument):
@@ -464,9 +464,9 @@ def test_timestamps_have_the_zone_of_all_times_or_utc(times: list[datetime], zon
     batch = DocumentArray[Unusual]([Unusual(when=when) for when in [*times, None]]).stack()
     table = batch.to_arrow(["when"])
     assert table.schema.field("when").type == pa.timestamp("us", zone)
-    found = DocumentBatch[Unusual].from_arrow(table).when
-    assert found[-1] is None
-    for one, other in zip(found, times, strict=False):
+    result = DocumentBatch[Unusual].from_arrow(table).when
+    assert result[-1] is None
+    for one, other in zip(result, times, strict=False):
         assert one.replace(tzinfo=None) - (one.utcoffset() or timedelta()) == (
             other.replace(tzinfo=None) - (other.utcoffset() or timedelta())
         )

@@ -50,8 +50,8 @@ def _class(**fields: Any) -> Any:
 
 def _changed(batch: pa.RecordBatch, **arrays: pa.Array) -> pa.RecordBatch:
     """Return the record batch with some of its arrays replaced."""
-    found = [arrays.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
-    return pa.RecordBatch.from_arrays(found, schema=batch.schema)
+    results = [arrays.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    return pa.RecordBatch.from_arrays(results, schema=batch.schema)
 
 
 # --- laws
@@ -86,8 +86,8 @@ def test_rows_round_trip_through_an_arrow_file(documents: list[Tree]) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, layout.arrow_schema) as writer:
         writer.write_batch(encoded(documents, Tree, layout).replace_schema_metadata(layout.arrow_schema.metadata))
-    found = pa.ipc.open_file(sink.getvalue()).get_batch(0)
-    assert exact(gathered(layout, [found], list(range(len(documents)))), documents)
+    result = pa.ipc.open_file(sink.getvalue()).get_batch(0)
+    assert exact(gathered(layout, [result], list(range(len(documents)))), documents)
 
 
 @laws
@@ -235,8 +235,8 @@ class Kinds(BaseDocument):
 def test_datetimes_keep_their_zone_and_fold(when: datetime) -> None:
     documents = [Kinds(when=when, maybe_when=maybe) for maybe in (None, when)]
     _comes_back(documents, Kinds)
-    found = gathered(Layout(Kinds.document_schema()), [encoded(documents, Kinds)], [1])[0].when
-    assert (found.tzinfo, found.fold, found.utcoffset()) == (when.tzinfo, when.fold, when.utcoffset())
+    result = gathered(Layout(Kinds.document_schema()), [encoded(documents, Kinds)], [1])[0].when
+    assert (result.tzinfo, result.fold, result.utcoffset()) == (when.tzinfo, when.fold, when.utcoffset())
 
 
 def test_none_round_trips_in_every_optional_field() -> None:
@@ -312,10 +312,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("values", "message"), _REFUSED.values(), ids=_REFUSED)
 def test_value_without_a_column_type_is_an_error_that_names_the_field(values: dict[str, Any], message: str) -> None:
-    made = Limits(**{name: value for name, value in values.items() if name != "text"})
-    made.__dict__.update(values)
+    limits = Limits(**{name: value for name, value in values.items() if name != "text"})
+    limits.__dict__.update(values)
     with pytest.raises(EncodeError, match=message):
-        encoded([Limits(), made], Limits)
+        encoded([Limits(), limits], Limits)
 
 
 @pytest.mark.needs("torch")
@@ -332,10 +332,10 @@ def test_sparse_tensor_is_an_error_that_names_the_field() -> None:
 
 def test_tensor_of_another_type_is_an_error_that_names_the_field() -> None:
     for wrong in (np.zeros(3, np.float32), np.zeros(2)):
-        made = Limits()
-        made.__dict__["vector"] = wrong
+        limits = Limits()
+        limits.__dict__["vector"] = wrong
         with pytest.raises(EncodeError, match="Limits.vector"):
-            encoded([made], Limits)
+            encoded([limits], Limits)
 
 
 def test_missing_column_is_an_error_that_names_it() -> None:

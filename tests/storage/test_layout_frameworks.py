@@ -52,11 +52,11 @@ def test_tensorflow_tensors_round_trip() -> None:
 
     row_type = _class(fixed=TensorFlowTensor[float32, 2], any_one=AnyTensor)
     documents = [row_type(fixed=tf.ones(2) * n, any_one=tf.ones((n, 1))) for n in range(3)]
-    found = gathered(Layout(row_type.document_schema()), [encoded(documents, row_type)], [2, 0])
-    assert isinstance(found[0].fixed, TensorFlowTensor)
-    assert found[0].fixed.numpy().tolist() == [2, 2]
-    assert found[0].any_one.shape == (2, 1)
-    assert found[1].any_one.shape == (0, 1)
+    result = gathered(Layout(row_type.document_schema()), [encoded(documents, row_type)], [2, 0])
+    assert isinstance(result[0].fixed, TensorFlowTensor)
+    assert result[0].fixed.numpy().tolist() == [2, 2]
+    assert result[0].any_one.shape == (2, 1)
+    assert result[1].any_one.shape == (0, 1)
 
 
 @pytest.mark.needs("jax")

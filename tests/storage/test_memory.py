@@ -34,8 +34,8 @@ def test_fetch_ranges_reads_ranges_whatever_is_around_them(content: bytes, data:
     starts = np.array([start for start, _ in spans], np.int64)
     sizes = np.array([end - start for start, end in spans], np.int64)
     address = memory.ctypes.data
-    found = RawMemory().fetch_ranges(address + starts, sizes, len(content) - starts, starts)
-    assert found == b"".join(content[start:end] for start, end in spans)
+    content_ranges = RawMemory().fetch_ranges(address + starts, sizes, len(content) - starts, starts)
+    assert content_ranges == b"".join(content[start:end] for start, end in spans)
 
 
 def test_fetch_ranges_reads_nothing_outside_of_buffers() -> None:
@@ -48,8 +48,8 @@ def test_fetch_ranges_reads_nothing_outside_of_buffers() -> None:
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + 2 * page), page, 0) == 0
     sizes = np.array([40, 3, 1, 0, 17], np.int64)
     starts = 2 * page - sizes
-    found = RawMemory().fetch_ranges(address + starts, sizes, sizes, starts)
-    assert found == b"".join(bytes(array[start : 2 * page]) for start in starts.tolist())
+    content_ranges = RawMemory().fetch_ranges(address + starts, sizes, sizes, starts)
+    assert content_ranges == b"".join(bytes(array[start : 2 * page]) for start in starts.tolist())
 
 
 class Maybe(BaseDocument):

@@ -88,8 +88,8 @@ def test_rows_of_many_row_groups_are_read(pages: Pages) -> None:
 
 
 def test_narrow_pages_have_the_selected_columns(pages: Pages) -> None:
-    found = pages.narrow("score", "author.name").columns(ROWS)
-    assert list(found.columns) == ["score", "author"]
+    result = pages.narrow("score", "author.name").columns(ROWS)
+    assert list(result.columns) == ["score", "author"]
     assert pages.narrow("score", "author.name") is pages.narrow("score", "author.name")
 
 
@@ -102,10 +102,10 @@ def test_pages_of_a_filtered_dataset_have_the_matching_rows(stored: Any, tmp_pat
 
 
 def test_blocks_yield_all_rows_in_order(pages: Pages) -> None:
-    found = [(start, columns) for start, columns in pages.narrow("number").blocks(64)]
-    numbers = [number for _, columns in found for number in columns.columns["number"].values()]
+    results = [(start, columns) for start, columns in pages.narrow("number").blocks(64)]
+    numbers = [number for _, columns in results for number in columns.columns["number"].values()]
     assert numbers == list(range(400))
-    assert all(columns.columns["number"].values()[0] == start for start, columns in found)
+    assert all(columns.columns["number"].values()[0] == start for start, columns in results)
 
 
 @pytest.mark.parametrize("count", [10, 60, 400, 1000])
@@ -119,9 +119,9 @@ def test_sample_returns_distinct_rows_in_order(pages: Pages, count: int) -> None
 
 def test_preview_has_sizes_and_beginnings(stored: Any, pages: Pages) -> None:
     for head in (4, 512):
-        found = pages.preview(ROWS, head)
+        result = pages.preview(ROWS, head)
         for place, row in enumerate(ROWS.tolist()):
-            check_brief({path: values[place] for path, values in found.items()}, stored[0][row], head)
+            check_brief({path: values[place] for path, values in result.items()}, stored[0][row], head)
 
 
 def check_brief(brief: dict[tuple[str, ...], Any], page: Page, head: int) -> None:
@@ -207,14 +207,14 @@ def test_replaced_shard_is_read_by_its_own_footer(tmp_path: Path) -> None:
 
 def in_memory(folder: Path) -> int:
     """Return the kilobytes of mapped files of a folder that are in the memory of this process."""
-    found, counts = 0, False
+    kilobytes, counts = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
         if not words[0].endswith(":"):
             counts = words[-1].startswith(str(folder))
         elif words[0] == "Rss:" and counts:
-            found += int(words[1])
-    return found
+            kilobytes += int(words[1])
+    return kilobytes
 
 
 def test_dropped_pages_leave_memory_and_can_be_read_again(tmp_path: Path) -> None:

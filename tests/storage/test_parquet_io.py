@@ -30,9 +30,9 @@ def test_arrays_and_batches_round_trip(tmp_path: Path, name: str, kind: Any) -> 
     assert exact(DocumentArray[Photo].load_parquet(kind(tmp_path / "a" / name)), documents)
     batch = documents.stack(shapes="ragged")
     batch.save_parquet(kind(tmp_path / "b" / name))
-    found = DocumentBatch[Photo].load_parquet(kind(tmp_path / "b" / name))
-    assert isinstance(found, DocumentBatch[Photo])
-    assert exact(found.unstack(), documents)
+    result = DocumentBatch[Photo].load_parquet(kind(tmp_path / "b" / name))
+    assert isinstance(result, DocumentBatch[Photo])
+    assert exact(result.unstack(), documents)
 
 
 def test_parquet_suffix_writes_one_plain_file(tmp_path: Path) -> None:
@@ -60,17 +60,17 @@ def test_path_without_a_suffix_is_a_dataset(tmp_path: Path) -> None:
 
 def test_columns_and_rows_are_selected(tmp_path: Path) -> None:
     photos(10).save_parquet(tmp_path / "photos.parquet", compression={"image": "zstd"})
-    found = DocumentBatch[Photo].load_parquet(
+    batch = DocumentBatch[Photo].load_parquet(
         tmp_path / "photos.parquet", columns=["number"], where={"meta.stamp": {"$gt": 70}}
     )
-    assert found.number.tolist() == [8, 9]
+    assert batch.number.tolist() == [8, 9]
 
 
 def test_untyped_array_has_the_class_of_the_file(tmp_path: Path) -> None:
     DocumentArray(list(photos(3))).save_parquet(tmp_path / "photos.parquet")
-    found = DocumentArray.load_parquet(tmp_path / "photos.parquet")
-    assert isinstance(found, DocumentArray[Photo])
-    assert len(found) == 3
+    batch = DocumentArray.load_parquet(tmp_path / "photos.parquet")
+    assert isinstance(batch, DocumentArray[Photo])
+    assert len(batch) == 3
 
 
 def test_empty_array_round_trips(tmp_path: Path) -> None:

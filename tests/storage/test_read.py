@@ -55,8 +55,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def _documents(found: Any) -> list[int]:
-    return [int(number) for number in found.number]
+def _documents(result: Any) -> list[int]:
+    return [int(number) for number in result.number]
 
 
 # --- rows
@@ -127,8 +127,8 @@ def test_dataset_without_its_class_opens_with_an_inferred_one(folder: Path) -> N
     name, module, image, tags, shape, dtype, score, totals = json.loads(done.stdout)
     assert name == "Photo"
     assert module != "tests.storage.sample_documents"
-    wanted = photos(6)[5]
-    assert (image, tags, shape) == (wanted.image.tolist(), wanted.meta.tags, list(wanted.boxes.shape))
+    expected = photos(6)[5]
+    assert (image, tags, shape) == (expected.image.tolist(), expected.meta.tags, list(expected.boxes.shape))
     assert (dtype, score, totals) == ("float32", "None", [60, sum(range(60))])
 
 
@@ -232,14 +232,14 @@ def test_filter_matches_the_rows_that_documents_match(
     tmp_path_factory: pytest.TempPathFactory, facts: list[Fact], query: dict[str, Any]
 ) -> None:
     try:
-        wanted = [document.id for document in DocumentArray[Fact](facts).filter(query)]
+        expected = [document.id for document in DocumentArray[Fact](facts).filter(query)]
     except QueryError:  # values that do not compare
         return
     for kind in ("parquet", "arrow"):
         path = tmp_path_factory.mktemp("facts")
         write_dataset(facts, path, document_type=Fact, format=kind, group_bytes=1)  # type: ignore[arg-type]
         dataset = open_dataset(path, Fact, where=query, cache=path / "cache")
-        assert [document.id for document in dataset[:].unstack()] == wanted, kind
+        assert [document.id for document in dataset[:].unstack()] == expected, kind
         shutil.rmtree(path)
 
 
@@ -280,17 +280,17 @@ def test_row_groups_ruled_out_by_statistics_are_not_read(tmp_path: Path) -> None
         _damage(file, 2, name)
     start, end = sum(groups[:2]), sum(groups[:3])
 
-    def found(query: dict[str, Any]) -> list[int]:
+    def matching_rows(query: dict[str, Any]) -> list[int]:
         rows = open_dataset(tmp_path, Photo, where=query)._row_reader.rows
         assert rows is not None
         return rows.tolist()
 
-    assert found({"number": {"$lt": start}}) == list(range(start))
-    assert found({"meta.stamp": {"$gte": end * 10}}) == list(range(end, 80))
-    assert found({"number": {"$in": [1, end]}}) == [1, end]
-    assert found({"$and": [{"number": 3}, {"caption": "photo 3"}]}) == [3]
+    assert matching_rows({"number": {"$lt": start}}) == list(range(start))
+    assert matching_rows({"meta.stamp": {"$gte": end * 10}}) == list(range(end, 80))
+    assert matching_rows({"number": {"$in": [1, end]}}) == [1, end]
+    assert matching_rows({"$and": [{"number": 3}, {"caption": "photo 3"}]}) == [3]
     with pytest.raises(ShardError, match=file.name):
-        found({"number": {"$lte": start}})
+        matching_rows({"number": {"$lte": start}})
 
 
 def test_rows_of_a_query_are_computed_once(folder: Path) -> None:

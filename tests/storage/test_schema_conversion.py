@@ -86,14 +86,14 @@ _COLUMNS: dict[str, tuple[Any, Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize(("array", "annotation", "wanted"), _COLUMNS.values(), ids=_COLUMNS)
+@pytest.mark.parametrize(("array", "annotation", "expected"), _COLUMNS.values(), ids=_COLUMNS)
 def test_column_of_another_writer_is_converted(
-    tmp_path: Path, kind: str, array: Any, annotation: Any, wanted: list[Any]
+    tmp_path: Path, kind: str, array: Any, annotation: Any, expected: list[Any]
 ) -> None:
     _write(tmp_path, array, kind=kind)
-    for found in (_read(tmp_path, annotation), _read(tmp_path)):
-        assert len(found) == len(wanted)
-        assert found == wanted
+    for result in (_read(tmp_path, annotation), _read(tmp_path)):
+        assert len(result) == len(expected)
+        assert result == expected
 
 
 _LISTS: dict[str, tuple[Any, list[Any]]] = {
@@ -107,28 +107,28 @@ _LISTS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize(("array", "wanted"), _LISTS.values(), ids=_LISTS)
-def test_lists_of_numbers_become_tensors(tmp_path: Path, kind: str, array: Any, wanted: list[Any]) -> None:
+@pytest.mark.parametrize(("array", "expected"), _LISTS.values(), ids=_LISTS)
+def test_lists_of_numbers_become_tensors(tmp_path: Path, kind: str, array: Any, expected: list[Any]) -> None:
     _write(tmp_path, array, kind=kind)
-    for found in (_read(tmp_path, NdArray[float32, 2] | None), _read(tmp_path, NdArray[float32] | None)):
-        assert [None if row is None else (row.dtype.name, row.tolist()) for row in found] == [
-            None if row is None else ("float32", row) for row in wanted
+    for result in (_read(tmp_path, NdArray[float32, 2] | None), _read(tmp_path, NdArray[float32] | None)):
+        assert [None if row is None else (row.dtype.name, row.tolist()) for row in result] == [
+            None if row is None else ("float32", row) for row in expected
         ]
-    made = _read(tmp_path)
-    assert [None if row is None else row.tolist() for row in made] == wanted
-    assert all(row is None or isinstance(row, np.ndarray) for row in made)
+    results = _read(tmp_path)
+    assert [None if row is None else row.tolist() for row in results] == expected
+    assert all(row is None or isinstance(row, np.ndarray) for row in results)
 
 
 def test_lists_of_different_lengths_become_ragged_tensors(tmp_path: Path) -> None:
     rows = [[1.0], [], [2.0, 3.0]]
     _write(tmp_path / "a", pa.array(rows, pa.list_(pa.float32())))
-    for found in (_read(tmp_path / "a", NdArray[float32, "n"]), _read(tmp_path / "a")):
-        assert [row.tolist() for row in found] == rows
-        assert {row.dtype.name for row in found} == {"float32"}
+    for result in (_read(tmp_path / "a", NdArray[float32, "n"]), _read(tmp_path / "a")):
+        assert [row.tolist() for row in result] == rows
+        assert {row.dtype.name for row in result} == {"float32"}
     nested = [[[1, 2]], [[3, 4], [5, 6]], []]
     _write(tmp_path / "b", pa.array(nested, pa.list_(pa.list_(pa.int64(), 2))))
-    found = _read(tmp_path / "b", Annotated[np.ndarray, DType("int64")])
-    assert [row.tolist() for row in found] == nested
+    result = _read(tmp_path / "b", Annotated[np.ndarray, DType("int64")])
+    assert [row.tolist() for row in result] == nested
     _write(tmp_path / "c", pa.array([[[1], [2, 3]]]))
     with pytest.raises(ShardError, match=r"part-0.parquet.*Row.field.*different lengths"):
         _read(tmp_path / "c", Annotated[np.ndarray, DType("int64")])
@@ -140,8 +140,8 @@ def test_arrow_tensors_become_tensors(tmp_path: Path, kind: str) -> None:
     _write(tmp_path / "a", pa.FixedShapeTensorArray.from_numpy_ndarray(data), kind=kind)
     moved = pa.FixedShapeTensorArray.from_numpy_ndarray(np.transpose(data.copy(), (0, 2, 1)))
     _write(tmp_path / "b", moved, kind=kind)
-    for found in (_read(tmp_path / "a", NdArray[float32, 2, 3]), _read(tmp_path / "a")):
-        assert [row.tolist() for row in found] == data.tolist()
+    for result in (_read(tmp_path / "a", NdArray[float32, 2, 3]), _read(tmp_path / "a")):
+        assert [row.tolist() for row in result] == data.tolist()
     assert [row.tolist() for row in _read(tmp_path / "b", NdArray[float32, 3, 2])] == np.transpose(
         data, (0, 2, 1)
     ).tolist()
@@ -176,9 +176,9 @@ def test_encoded_images_become_tensors(tmp_path: Path, how: str) -> None:
     Image.fromarray(pixels).save(file, how)
     _write(tmp_path, pa.array([file.getvalue()] * 2))
     for annotation, shape in ((NdArray[uint8, 8, 6, 3], (8, 6, 3)), (NdArray[uint8, 3, "h", "w"], (3, 8, 6))):
-        found = _read(tmp_path, annotation)[1]
-        assert found.shape == shape
-        spread = found if shape[-1] == 3 else found.transpose(1, 2, 0)
+        result = _read(tmp_path, annotation)[1]
+        assert result.shape == shape
+        spread = result if shape[-1] == 3 else result.transpose(1, 2, 0)
         assert np.abs(spread.astype(int) - pixels).max() < 40
     with pytest.raises(ShardError, match="part-0.parquet.*Row.field"):
         _read(tmp_path, NdArray[uint8, 5, 5])
@@ -219,8 +219,8 @@ def test_structs_become_documents(tmp_path: Path) -> None:
     one, two = open_dataset(tmp_path, Paper)[:].unstack()
     assert (one.first.age, one.authors[0].name, one.level) == (3, "y", Level.HIGH)
     assert (two.first.name, len(two.authors), two.level) == ("z", 0, Level.LOW)
-    made = open_dataset(tmp_path)[0]
-    assert (made.first.name, made.authors[0].name, made.level) == ("x", "y", "high")
+    document = open_dataset(tmp_path)[0]
+    assert (document.first.name, document.authors[0].name, document.level) == ("x", "y", "high")
     assert len(open_dataset(tmp_path, Paper, where={"level": "high"})) == 1
     assert len(open_dataset(tmp_path, Paper, where={"first.name": "z"}, columns=["first.name"])) == 1
 
@@ -324,7 +324,7 @@ def test_inferred_class_of_another_process_is_not_confused_with_one_of_the_same_
     from quire.storage._schema_conversion import class_from_arrow, loaded_class
 
     schema = pa.schema([pa.field("x", pa.int64()), pa.field("y", pa.string())])
-    made = class_from_arrow(schema, "Made")
-    name = f"{made.__module__}:{made.__qualname__}".encode()
-    assert loaded_class(schema.with_metadata({CLASS_KEY: name})) is made
+    document_type = class_from_arrow(schema, "Made")
+    name = f"{document_type.__module__}:{document_type.__qualname__}".encode()
+    assert loaded_class(schema.with_metadata({CLASS_KEY: name})) is document_type
     assert loaded_class(pa.schema([pa.field("z", pa.int64())]).with_metadata({CLASS_KEY: name})) is None

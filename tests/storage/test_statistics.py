@@ -79,41 +79,41 @@ rows = st.builds(
 )
 
 
-def _numbers(found: Any, values: Any, bins: int) -> None:
+def _numbers(result: Any, values: Any, bins: int) -> None:
     """Check statistics of numbers against numpy."""
     numbers = np.array(values, np.float64).reshape(-1)
     finite = numbers[np.isfinite(numbers)]
     if not len(numbers):
-        assert (found.minimum, found.mean, found.histogram, found.not_finite) == (None, None, None, None)
+        assert (result.minimum, result.mean, result.histogram, result.not_finite) == (None, None, None, None)
         return
-    assert found.not_finite == len(numbers) - len(finite)
+    assert result.not_finite == len(numbers) - len(finite)
     if not len(finite):
-        assert (found.minimum, found.maximum, found.mean, found.deviation) == (None, None, None, None)
+        assert (result.minimum, result.maximum, result.mean, result.deviation) == (None, None, None, None)
         return
-    assert (to_seconds(found.minimum), to_seconds(found.maximum)) == (finite.min(), finite.max())
+    assert (to_seconds(result.minimum), to_seconds(result.maximum)) == (finite.min(), finite.max())
     with np.errstate(over="ignore", invalid="ignore"):
         scale = max(abs(finite.min()), abs(finite.max()))
-        np.testing.assert_allclose(found.mean, finite.mean(), rtol=1e-9, atol=1e-9 * scale)
+        np.testing.assert_allclose(result.mean, finite.mean(), rtol=1e-9, atol=1e-9 * scale)
         if np.isfinite(finite.std()):
-            np.testing.assert_allclose(found.deviation, finite.std(), rtol=1e-6, atol=1e-9 * scale)
-    if found.histogram is not None:
+            np.testing.assert_allclose(result.deviation, finite.std(), rtol=1e-6, atol=1e-9 * scale)
+    if result.histogram is not None:
         counts, edges = np.histogram(finite, bins)
-        assert found.histogram.counts == tuple(counts.tolist())
-        np.testing.assert_allclose(found.histogram.edges, edges, rtol=1e-9)
+        assert result.histogram.counts == tuple(counts.tolist())
+        np.testing.assert_allclose(result.histogram.edges, edges, rtol=1e-9)
 
 
-def _lengths(found: Any, values: list[Any]) -> None:
+def _lengths(result: Any, values: list[Any]) -> None:
     sizes = [len(value) for value in values if value is not None]
     if not sizes:
-        assert found.lengths is None
+        assert result.lengths is None
         return
-    lengths = found.lengths
+    lengths = result.lengths
     assert (lengths.minimum, lengths.maximum) == (min(sizes), max(sizes))
     np.testing.assert_allclose(lengths.mean, np.mean(sizes))
     assert sum(lengths.histogram.counts) == len(sizes)
 
 
-def _check(found: dict[str, Any], documents: list[Row], bins: int) -> None:
+def _check(result: dict[str, Any], documents: list[Row], bins: int) -> None:
     def of(name: str) -> list[Any]:
         return [value for document in documents if (value := getattr(document, name)) is not None]
 
@@ -121,40 +121,43 @@ def _check(found: dict[str, Any], documents: list[Row], bins: int) -> None:
         values = [value.total_seconds() if name == "span" else value for value in of(name)]
         joined = np.concatenate(values) if name in ("shaped", "marks") and values else values
         if name == "flag":
-            assert found[name].histogram is None
-        _numbers(found[name], joined, bins)
-        assert found[name].rows == len(documents)
-        assert found[name].missing == len(documents) - len(values)
+            assert result[name].histogram is None
+        _numbers(result[name], joined, bins)
+        assert result[name].rows == len(documents)
+        assert result[name].missing == len(documents) - len(values)
     for name in ("text", "blob", "words", "marks", "parts"):
-        _lengths(found[name], of(name))
-    assert found["text"].distinct == (len(set(of("text"))) or None)
-    assert dict(found["flag"].top or ()) == Counter(of("flag"))
-    assert dict(found["color"].top or ()) == Counter(color.name for color in of("color"))
-    assert dict(found["words"].top or ()) == Counter(word for words in of("words") for word in words)
-    assert dict(found["shaped"].shapes or ()) == Counter(tensor.shape for tensor in of("shaped"))
-    assert dict(found["vector"].dtypes or ()) == ({"float32": len(documents)} if documents else {})
+        _lengths(result[name], of(name))
+    assert result["text"].distinct == (len(set(of("text"))) or None)
+    assert dict(result["flag"].top or ()) == Counter(of("flag"))
+    assert dict(result["color"].top or ()) == Counter(color.name for color in of("color"))
+    assert dict(result["words"].top or ()) == Counter(word for words in of("words") for word in words)
+    assert dict(result["shaped"].shapes or ()) == Counter(tensor.shape for tensor in of("shaped"))
+    assert dict(result["vector"].dtypes or ()) == ({"float32": len(documents)} if documents else {})
     for name in ("day", "at"):
-        assert (found[name].minimum, found[name].maximum) == (min(of(name), default=None), max(of(name), default=None))
-    assert found["part.size"].missing == found["part"].missing == len(documents) - len(of("part"))
-    _numbers(found["part.size"], [part.size for part in of("part")], bins)
+        assert (result[name].minimum, result[name].maximum) == (
+            min(of(name), default=None),
+            max(of(name), default=None),
+        )
+    assert result["part.size"].missing == result["part"].missing == len(documents) - len(of("part"))
+    _numbers(result["part.size"], [part.size for part in of("part")], bins)
     inside = [part for parts in of("parts") for part in parts]
-    assert found["parts.name"].rows == len(inside)
-    _numbers(found["parts.size"], [part.size for part in inside], bins)
+    assert result["parts.name"].rows == len(inside)
+    _numbers(result["parts.size"], [part.size for part in inside], bins)
 
 
 @laws
 @given(st.lists(rows, max_size=8), st.integers(1, 4), st.integers(1, 7))
 def test_column_statistics_match_numpy_on_all_rows(documents: list[Row], parts: int, bins: int) -> None:
-    found = Statistics()
+    statistics = Statistics()
     cuts = [len(documents) * part // parts for part in range(parts + 1)]
     for start, stop in pairwise(cuts):
-        found.add(DocumentBatch[Row](documents[start:stop], shapes="ragged")._columns)
-    _check(found.to_dict(bins), documents, bins)
+        statistics.add(DocumentBatch[Row](documents[start:stop], shapes="ragged")._columns)
+    _check(statistics.to_dict(bins), documents, bins)
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
 def test_dataset_statistics_match_numpy_on_all_rows(form: str, tmp_path: Path) -> None:
-    made = [
+    documents = [
         Row(
             count=n * n,
             weight=None if n % 3 == 0 else float("nan") if n % 7 == 0 else n / 4,
@@ -173,18 +176,18 @@ def test_dataset_statistics_match_numpy_on_all_rows(form: str, tmp_path: Path) -
         )
         for n in range(200)
     ]
-    write_dataset(made, tmp_path, Row, format=form, group_bytes=2000, shard_bytes=8000)
+    write_dataset(documents, tmp_path, Row, format=form, group_bytes=2000, shard_bytes=8000)
     dataset = open_dataset(tmp_path, Row)
     assert len(dataset.shards) > 2
-    _check(column_statistics(dataset, bins=5), made, 5)
+    _check(column_statistics(dataset, bins=5), documents, 5)
 
 
 @laws
 @given(st.lists(trees(), max_size=3))
 def test_statistics_of_any_documents_are_json(documents: list[Tree]) -> None:
-    found = Statistics()
-    found.add(DocumentBatch[Tree](documents, shapes="ragged")._columns)
-    summary = {path: column.to_dict() for path, column in found.to_dict().items()}
+    statistics = Statistics()
+    statistics.add(DocumentBatch[Tree](documents, shapes="ragged")._columns)
+    summary = {path: column.to_dict() for path, column in statistics.to_dict().items()}
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["branch.leaf.text"]["rows"] == len(documents)
 
@@ -194,13 +197,13 @@ def test_statistics_of_any_documents_are_json(documents: list[Tree]) -> None:
 def test_sample_has_the_requested_rows_from_all_parts(form: str, count: int, tmp_path: Path) -> None:
     write_dataset(photos(60), tmp_path, format=form, group_bytes=3000, shard_bytes=6000)
     dataset = open_dataset(tmp_path, Photo)
-    found = column_statistics(dataset, ["number"], rows=count, seed=3)
-    assert found.keys() == {"number"}
-    assert (found["number"].rows, found["number"].distinct) == (count, count)
+    statistics = column_statistics(dataset, ["number"], rows=count, seed=3)
+    assert statistics.keys() == {"number"}
+    assert (statistics["number"].rows, statistics["number"].distinct) == (count, count)
     if count > 2:
-        assert found["number"].minimum < 20
-        assert found["number"].maximum > 40
-    assert column_statistics(dataset, ["number"], rows=count, seed=3) == found
+        assert statistics["number"].minimum < 20
+        assert statistics["number"].maximum > 40
+    assert column_statistics(dataset, ["number"], rows=count, seed=3) == statistics
     others = [column_statistics(dataset, ["number"], rows=7, seed=seed)["number"].top for seed in range(5)]
     assert len(set(others)) > 1
 
@@ -209,20 +212,20 @@ def test_sample_has_the_requested_rows_from_all_parts(form: str, count: int, tmp
 def test_statistics_are_of_the_rows_that_match_a_filter(form: str, tmp_path: Path) -> None:
     write_dataset(photos(60), tmp_path, format=form, group_bytes=3000, shard_bytes=6000)
     dataset = open_dataset(tmp_path, Photo, where={"number": {"$gte": 50}})
-    for rows, wanted in ((100, 10), (4, 4)):
-        found = column_statistics(dataset, ["number", "meta.stamp"], rows=rows)
-        assert found.keys() == {"number", "meta.stamp"}
-        assert found["number"].rows == wanted
-        assert found["number"].minimum >= 50
-        assert found["meta.stamp"].minimum == found["number"].minimum * 10
+    for rows, expected in ((100, 10), (4, 4)):
+        statistics = column_statistics(dataset, ["number", "meta.stamp"], rows=rows)
+        assert statistics.keys() == {"number", "meta.stamp"}
+        assert statistics["number"].rows == expected
+        assert statistics["number"].minimum >= 50
+        assert statistics["meta.stamp"].minimum == statistics["number"].minimum * 10
 
 
 def test_statistics_of_a_dataset_without_rows_name_its_columns(tmp_path: Path) -> None:
     write_dataset([], tmp_path, Photo)
-    found = column_statistics(open_dataset(tmp_path, Photo))
-    assert list(found)[:3] == ["id", "number", "image"]
-    assert found["meta.tags"].to_dict() == {
-        **dict.fromkeys(found["meta.tags"].to_dict()),
+    statistics = column_statistics(open_dataset(tmp_path, Photo))
+    assert list(statistics)[:3] == ["id", "number", "image"]
+    assert statistics["meta.tags"].to_dict() == {
+        **dict.fromkeys(statistics["meta.tags"].to_dict()),
         "path": "meta.tags",
         "kind": "list",
         "type": "list[str]",
@@ -262,9 +265,9 @@ def test_memory_does_not_grow_with_the_rows_read(monkeypatch: pytest.MonkeyPatch
     assert kept < 1_000_000
     assert (numbers.count, numbers.minimum, numbers.maximum) == (200_000, 0, 199_999)
     np.testing.assert_allclose((numbers.mean, numbers.deviation), (99_999.5, np.arange(200_000).std()))
-    found = numbers.histogram(4)
-    assert found is not None
-    assert min(found.counts) / max(found.counts) > 0.5  # which of the numbers are kept depends on no order
+    result = numbers.histogram(4)
+    assert result is not None
+    assert min(result.counts) / max(result.counts) > 0.5  # which of the numbers are kept depends on no order
     assert values.distinct is None
     assert values.top(1) == ((7, 601),)
 

@@ -188,8 +188,8 @@ def test_enum_fields_that_hold_values_round_trip(tmp_path: Path) -> None:
 
     rows = [Row(color=Color.RED, level=Level.LOW)]
     write_dataset(rows, tmp_path / "rows")
-    found = open_dataset(tmp_path / "rows", Row, cache=tmp_path)[0]
-    assert (found.color, found.level) in (("red", 1), (Color.RED, Level.LOW))
+    document = open_dataset(tmp_path / "rows", Row, cache=tmp_path)[0]
+    assert (document.color, document.level) in (("red", 1), (Color.RED, Level.LOW))
 
 
 # --- datetimes
@@ -319,8 +319,8 @@ def test_datetimes_are_equal_after_a_round_trip(tmp_path_factory: Any, blocks: l
             writer.write([Timed(at=at) for at in block])
     dataset = open_dataset(folder / "rows", Timed, cache=folder / "cache")
     expected = [at for block in blocks for at in block]
-    found = [] if not len(dataset) else [row.at for row in dataset[:]]
-    for one, other in zip(found, expected, strict=True):
+    results = [] if not len(dataset) else [row.at for row in dataset[:]]
+    for one, other in zip(results, expected, strict=True):
         if one is None or other is None:
             assert one is other
         elif isinstance(other.tzinfo, ZoneInfo):

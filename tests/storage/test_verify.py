@@ -128,9 +128,9 @@ def test_flipped_bit_in_a_value_is_a_shard_error(tmp_path: Path, content: bytes,
         with pytest.raises(ShardError, match=file.name):
             list(stream)
         return
-    found = [(int(row.n), row.s) for batch in stream for row in batch.unstack()]
-    assert set(found) == {(1000 + k, "SSSSSS") for k in range(50, 100)}
-    assert len(found) == (50 if on_error == "skip" else 100)
+    pairs = [(int(row.n), row.s) for batch in stream for row in batch.unstack()]
+    assert set(pairs) == {(1000 + k, "SSSSSS") for k in range(50, 100)}
+    assert len(pairs) == (50 if on_error == "skip" else 100)
     [error] = stream.errors
     assert file.name in error
 

@@ -125,7 +125,7 @@ def test_row_groups_are_kept_when_values_do_not_compare(name: str) -> None:
 def row_group(*columns: tuple[str, tuple[int, int] | str | None]) -> Any:
     """The metadata of a row group: for each column its path, and its least and greatest value."""
     statistics = {None: None, "empty": SimpleNamespace(has_min_max=False, min=None, max=None)}
-    made = [
+    chunks = [
         SimpleNamespace(
             path_in_schema=path,
             statistics=SimpleNamespace(has_min_max=True, min=bounds[0], max=bounds[1])
@@ -134,7 +134,7 @@ def row_group(*columns: tuple[str, tuple[int, int] | str | None]) -> Any:
         )
         for path, bounds in columns
     ]
-    return SimpleNamespace(num_columns=len(made), column=made.__getitem__)
+    return SimpleNamespace(num_columns=len(chunks), column=chunks.__getitem__)
 
 
 def test_row_groups_match_when_no_condition_is_ruled_out() -> None:

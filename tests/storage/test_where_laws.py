@@ -77,35 +77,37 @@ SEARCHED = {"word", "tags", "either", "path", "shape", "choice"}
 def schemas(draw: st.DrawFn) -> dict[str, Kind]:
     """Some fields, each of which may be optional."""
     names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3, unique=True))
-    made = {}
+    fields = {}
     for name in names:
-        annotation, values, wanted, ordered = KINDS[name]
+        annotation, values, operands, ordered = KINDS[name]
         if draw(st.booleans()):
-            made[name] = annotation | None, st.none() | values, wanted, ordered
+            fields[name] = annotation | None, st.none() | values, operands, ordered
         else:
-            made[name] = annotation, values, wanted, ordered
-    return made
+            fields[name] = annotation, values, operands, ordered
+    return fields
 
 
 def conditions(name: str, kind: Kind) -> st.SearchStrategy[dict[str, Any]]:
-    wanted, ordered = kind[2], kind[3]
-    found: list[st.SearchStrategy[Any]] = [
-        wanted | st.none(),
-        st.builds(lambda op, value: {op: value}, st.sampled_from(["$eq", "$ne"]), wanted),
+    operands, ordered = kind[2], kind[3]
+    strategies: list[st.SearchStrategy[Any]] = [
+        operands | st.none(),
+        st.builds(lambda op, value: {op: value}, st.sampled_from(["$eq", "$ne"]), operands),
         st.builds(
-            lambda op, values: {op: values}, st.sampled_from(["$in", "$nin"]), st.lists(wanted | st.none(), max_size=3)
+            lambda op, values: {op: values},
+            st.sampled_from(["$in", "$nin"]),
+            st.lists(operands | st.none(), max_size=3),
         ),
         st.builds(lambda value: {"$exists": value}, st.booleans()),
     ]
     if ordered:
         operators = st.sampled_from(["$lt", "$lte", "$gt", "$gte"])
-        found += [
-            st.dictionaries(operators, wanted, min_size=1, max_size=2),
-            st.builds(lambda op, value: {"$not": {op: value}}, operators, wanted),
+        strategies += [
+            st.dictionaries(operators, operands, min_size=1, max_size=2),
+            st.builds(lambda op, value: {"$not": {op: value}}, operators, operands),
         ]
     if name in SEARCHED:
-        found.append(st.sampled_from(["a", "(?i)^A", "b$", "(a|b)+ ?"]).map(lambda pattern: {"$regex": pattern}))
-    return st.one_of(found).map(lambda test: {name: test})
+        strategies.append(st.sampled_from(["a", "(?i)^A", "b$", "(a|b)+ ?"]).map(lambda pattern: {"$regex": pattern}))
+    return st.one_of(strategies).map(lambda test: {name: test})
 
 
 NESTED = st.sampled_from(
@@ -174,10 +176,10 @@ def test_all_ways_to_filter_find_the_same_rows(data: st.DataObject) -> None:
 
 
 ORACLE: list[tuple[str, Callable[[Any, Any], bool]]] = [
-    ("$eq", lambda found, wanted: found == wanted),
-    ("$ne", lambda found, wanted: found != wanted),
-    ("$lt", lambda found, wanted: found < wanted),
-    ("$gte", lambda found, wanted: found >= wanted),
+    ("$eq", lambda result, operand: result == operand),
+    ("$ne", lambda result, operand: result != operand),
+    ("$lt", lambda result, operand: result < operand),
+    ("$gte", lambda result, operand: result >= operand),
 ]
 
 
@@ -190,11 +192,11 @@ ORACLE: list[tuple[str, Callable[[Any, Any], bool]]] = [
 def test_plain_fields_compare_like_python_values(name: str, operator: Any, data: st.DataObject) -> None:
     values = KINDS[name][1].filter(lambda value: value == value)
     row_type: Any = type("Row", (BaseDocument,), {"__annotations__": {"field": KINDS[name][0]}, "__module__": __name__})
-    held, wanted = data.draw(st.lists(values, max_size=8)), data.draw(values)
+    held, operand = data.draw(st.lists(values, max_size=8)), data.draw(values)
     docs: Any = DocumentArray[row_type]([row_type(field=value) for value in held])
-    expected = [value for value in held if operator[1](value, wanted)]
-    assert docs.filter({"field": {operator[0]: wanted}}).field == expected
-    assert [document.field for document in docs.stack().filter({"field": {operator[0]: wanted}})] == expected
+    expected = [value for value in held if operator[1](value, operand)]
+    assert docs.filter({"field": {operator[0]: operand}}).field == expected
+    assert [document.field for document in docs.stack().filter({"field": {operator[0]: operand}})] == expected
 
 
 @settings(max_examples=300, deadline=None)

@@ -88,14 +88,14 @@ def test_large_documents_are_not_collected(tmp_path: Path) -> None:
     class Big(BaseDocument):
         data: NdArray
 
-    made: list[weakref.ref[Any]] = []
+    references: list[weakref.ref[Any]] = []
 
     def rows() -> Iterator[Big]:
         for _ in range(12):
             array = np.zeros(1 << 18)
-            made.append(weakref.ref(array))
+            references.append(weakref.ref(array))
             yield Big(data=array)
-            alive.append(sum(known() is not None for known in made))
+            alive.append(sum(known() is not None for known in references))
 
     alive: list[int] = []
     write_dataset(rows(), tmp_path, document_type=Big)

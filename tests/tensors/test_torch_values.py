@@ -318,8 +318,8 @@ def test_tensors_in_containers_are_pickled_in_any_dtype(dtype: torch.dtype) -> N
     document.anything["itself"] = document.anything
     arrays = DocumentArray[Containers]([document])
     for again in (pickle.loads(pickle.dumps(document)), pickle.loads(pickle.dumps(arrays))[0]):
-        found = [again.items[0], again.table["a"][1][0], again.anything["b"], again.more]
-        assert all(item.dtype is dtype and item.tolist() == tensor.tolist() for item in found)
+        tensors = [again.items[0], again.table["a"][1][0], again.anything["b"], again.more]
+        assert all(item.dtype is dtype and item.tolist() == tensor.tolist() for item in tensors)
         assert again.items[0] is again.items[1]
         assert again.anything["itself"] is not None
     del document.anything["itself"]

@@ -119,7 +119,7 @@ class Statistics:
         for name, column in columns.columns.items():
             path = (*parent, name)
             selected = self._paths is None or any(path[: len(start)] == start for start in self._paths)
-            if not selected and all(wanted[: len(path)] != path for wanted in self._paths or ()):
+            if not selected and all(chosen[: len(path)] != path for chosen in self._paths or ()):
                 continue  # nothing at this path or below it is selected
             rows = column.valid_rows() if valid is None else column.valid_rows() & valid
             if selected:

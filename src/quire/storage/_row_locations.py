@@ -162,8 +162,8 @@ class AddressTable:
         due = self._find_due(numbers)
         if due is None:
             return None
-        found = self.memory.fetch((entries + places * REGION_BYTES)[due], REGION_BYTES)
-        return _RowPieces(numbers, due, found.view(np.uint64))
+        regions = self.memory.fetch((entries + places * REGION_BYTES)[due], REGION_BYTES)
+        return _RowPieces(numbers, due, regions.view(np.uint64))
 
     def mark_verified(self, numbers: NDArray[np.int64]) -> None:
         """Set the flags of pieces that were verified by the caller."""

@@ -207,8 +207,10 @@ def huggingface() -> None:
 
     target = HERE / "huggingface"
     shutil.rmtree(target, ignore_errors=True)
-    made = hf.Dataset.from_list(list(values()), features=features)
-    hf.DatasetDict({"train": made.select(range(5)), "test": made.select(range(5, ROWS))}).save_to_disk(str(target))
+    dataset = hf.Dataset.from_list(list(values()), features=features)
+    hf.DatasetDict({"train": dataset.select(range(5)), "test": dataset.select(range(5, ROWS))}).save_to_disk(
+        str(target)
+    )
 
 
 if __name__ == "__main__":

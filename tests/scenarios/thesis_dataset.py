@@ -1,4 +1,4 @@
-"""The documents and functions of seed 002's dataset, where worker processes find them."""
+"""Documents and preprocessing functions of students and theses, in a module that worker processes can import."""
 
 from __future__ import annotations
 

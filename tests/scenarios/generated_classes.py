@@ -1,4 +1,4 @@
-"""Classes made by functions, as seed 002 tells of them: a module that forked and spawned processes can import."""
+"""Document classes that functions create, in a module that forked and spawned processes can import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.data import MultiModalDataset
 
 
 def get_local() -> Any:
-    """A class that only this call knows."""
+    """Return a class that only this call can refer to."""
 
     class B(BaseDocument):
         number: int = 0
@@ -18,11 +18,11 @@ def get_local() -> Any:
 
 
 def get_versioned(version: int) -> Any:
-    """A class for each version, each under a name of its own."""
+    """Return a class for a version, under a name of its own."""
     name = f"Versioned{version}"
     if name not in globals():
-        made = type(name, (BaseDocument,), {"__module__": __name__, "__annotations__": {f"v{version}": int}})
-        globals()[name] = made
+        document_type = type(name, (BaseDocument,), {"__module__": __name__, "__annotations__": {f"v{version}": int}})
+        globals()[name] = document_type
     return globals()[name]
 
 
@@ -43,17 +43,17 @@ GENERATED = [
 
 
 def fields_of(generated: Any) -> list[str]:
-    """What the class knows of its documents, in the process that asks."""
+    """Return the properties of a class in the process that calls this."""
     return sorted(generated.document_type.model_fields)
 
 
 def same(generated: Any) -> bool:
-    """Whether a class that came in a pickle is the one that this process has."""
+    """Return whether an unpickled class is the one of this process."""
     return any(generated is known for known in GENERATED)
 
 
 def make(version: int) -> Any:
-    """Documents of a class, made where this runs."""
+    """Create documents of a class in the process that calls this."""
     return DocumentArray[get_versioned(version)]([{f"v{version}": version}])
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are copied when somebody asks for them: nobody can tell."""
+"""Lent columns: tensors that are views of a message until they are first accessed, and copies afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scan(BaseDocument):
     value: TorchTensor
 
 
-def made(rows: int, width: int, dtype: str) -> DocumentBatch[Thing]:
+def make_batch(rows: int, width: int, dtype: str) -> DocumentBatch[Thing]:
     numbers = np.random.default_rng(0).integers(0, 100, (rows, width, 8))
     return DocumentBatch[Thing].from_columns({"id": [str(i) for i in range(rows)], "value": numbers.astype(dtype)})
 
@@ -51,7 +51,7 @@ def column(batch: Any) -> Any:
 
 @given(st.integers(1, 9), st.integers(1, 200), st.sampled_from(DTYPES))
 def test_lent_tensors_are_equal_independent_and_writable(rows: int, width: int, dtype: str) -> None:
-    batch = made(rows, width, dtype)
+    batch = make_batch(rows, width, dtype)
     data = batch.to_bytes()
     before = bytes(bytearray(data))
     lent = batch_from_message(type(batch), data, LENT)
@@ -80,35 +80,35 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("way", WAYS)
 def test_operations_on_lent_tensors_use_copies(way: str) -> None:
-    batch = made(4, 200, "float32")
+    batch = make_batch(4, 200, "float32")
     data = batch.to_bytes()
-    found = WAYS[way](batch_from_message(type(batch), data, LENT))
-    assert found.identical(batch)
-    found.value[0] = -1
+    result = WAYS[way](batch_from_message(type(batch), data, LENT))
+    assert result.identical(batch)
+    result.value[0] = -1
     assert batch_from_message(type(batch), data, LENT).identical(batch)
 
 
 def test_only_accessed_tensors_are_copied() -> None:
-    lent = read(made(4, 200, "float32"))
+    lent = read(make_batch(4, 200, "float32"))
     assert type(column(lent)) is LentColumn
     assert len(column(lent)) == len(lent) == 4
     lent.to_bytes()
     assert column(lent).peek() is not None
     assert lent.value.flags.writeable
     assert column(lent).peek() is None
-    small = read(made(4, 2, "float32"))
+    small = read(make_batch(4, 2, "float32"))
     assert type(column(small)) is TensorColumn
 
 
 def test_slices_share_memory_with_the_batch() -> None:
-    lent = read(made(4, 200, "float32"))
+    lent = read(make_batch(4, 200, "float32"))
     lent[1:3].value[...] = 7
     assert (lent.value[1:3] == 7).all()
     assert not (lent.value[0] == 7).all()
 
 
 def test_lent_and_other_batches_are_concatenated() -> None:
-    batch = made(4, 200, "float32")
+    batch = make_batch(4, 200, "float32")
     joined = DocumentBatch[Thing].concat([read(batch), batch, read(batch)])
     assert type(column(joined)) is TensorColumn
     assert joined.identical(DocumentBatch[Thing].concat([batch, batch, batch]))
@@ -123,7 +123,7 @@ def test_missing_values_of_lent_columns_are_kept() -> None:
 
 
 def test_shapes_and_dtypes_are_checked_before_access() -> None:
-    wrong = made(4, 512, "float32")
+    wrong = make_batch(4, 512, "float32")
     with pytest.raises(DecodeError, match=r"Fixed\.value: expected tensors of float32"):
         batch_from_message(DocumentBatch[Fixed], wrong.to_bytes(), LENT)
     with pytest.raises(DecodeError):
@@ -147,15 +147,15 @@ def test_torch_tensors_are_lent() -> None:
 
 def test_concurrent_threads_get_the_same_tensor() -> None:
     for _ in range(20):
-        lent, start, found = read(made(4, 200, "float32")), threading.Barrier(4), []
+        lent, start, results = read(make_batch(4, 200, "float32")), threading.Barrier(4), []
 
-        def ask(lent: Any = lent, start: Any = start, found: list[Any] = found) -> None:
+        def ask(lent: Any = lent, start: Any = start, results: list[Any] = results) -> None:
             start.wait()
-            found.append(lent.value)
+            results.append(lent.value)
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(value is found[0] for value in found)
+        assert all(value is results[0] for value in results)

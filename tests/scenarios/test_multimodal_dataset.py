@@ -1,4 +1,4 @@
-"""Seed 002: from an array to a DataLoader, with functions on the way."""
+"""A MultiModalDataset of nested documents in a DataLoader, with preprocessing functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from quire import DocumentArray, DocumentBatch
 from quire.data import MultiModalDataset
-from tests.seeds.theses import Student, embed_title, get_students, normalize_embedding
+from tests.scenarios.thesis_dataset import Student, embed_title, get_students, normalize_embedding
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.needs("torch")
     ],
     ids=["here", "fork", "spawn", "forkserver"],
 )
-def test_students_and_their_theses(options: dict[str, Any]) -> None:
+def test_preprocessing_functions_change_nested_fields(options: dict[str, Any]) -> None:
     da: DocumentArray[Student] = get_students()
     ds: MultiModalDataset[Student] = MultiModalDataset[Student](
         da,

@@ -1,4 +1,4 @@
-"""Seed 000: tensors of every framework in one array, through one file, and back as what they were."""
+"""Tensors of every framework in one array, written to one file and read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = ["test.protobuf.gz", "test.protobuf", "test.protobuf.bz2", "test.protobu
 
 
 def embeddings() -> list[Any]:
-    """The embeddings of the seed, and TensorFlow's two."""
+    """Return an embedding of each framework, and two of TensorFlow."""
     import paddle
     import tensorflow as tf
     import torch
@@ -33,7 +33,7 @@ def embeddings() -> list[Any]:
 
 
 def dense(value: Any) -> Any:
-    """The numbers of any of them."""
+    """Return the numbers of a tensor of any framework."""
     import tensorflow as tf
     import torch
 
@@ -48,32 +48,31 @@ def kinds(embeddings: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("field", ["embedding", "tensor"])
-def test_every_framework_comes_back_from_the_file(name: str, field: str, tmp_path: Path) -> None:
-    given = embeddings()
-    da = DocumentArray([Document(**{field: value}) for value in given])
+def test_file_keeps_the_framework_of_every_tensor(name: str, field: str, tmp_path: Path) -> None:
+    tensors = embeddings()
+    da = DocumentArray([Document(**{field: value}) for value in tensors])
     da.save_binary(tmp_path / name)
     loaded = [getattr(d, field) for d in DocumentArray[Document].load_binary(tmp_path / name)]
-    assert kinds(loaded) == kinds(given)
+    assert kinds(loaded) == kinds(tensors)
     for value in loaded:
-        assert np.array_equal(dense(value), dense(given[0]))
+        assert np.array_equal(dense(value), dense(tensors[0]))
 
 
-def test_the_array_needs_no_class_to_be_read(tmp_path: Path) -> None:
-    """As in the seed: `DocumentArray.load_binary`, without a class in brackets."""
-    given = embeddings()
-    DocumentArray([Document(embedding=value) for value in given]).save_binary(tmp_path / "test.protobuf.gz")
-    found = [d.embedding for d in DocumentArray.load_binary(tmp_path / "test.protobuf.gz")]
-    assert kinds(found) == kinds(given)
+def test_load_binary_needs_no_document_class(tmp_path: Path) -> None:
+    tensors = embeddings()
+    DocumentArray([Document(embedding=value) for value in tensors]).save_binary(tmp_path / "test.protobuf.gz")
+    results = [d.embedding for d in DocumentArray.load_binary(tmp_path / "test.protobuf.gz")]
+    assert kinds(results) == kinds(tensors)
 
 
 @pytest.mark.parametrize("protocol", ["protobuf", "pickle"])
 @pytest.mark.parametrize("compress", [None, "gzip", "lzma"])
-def test_over_the_network_or_in_a_pickle(protocol: str, compress: str | None) -> None:
-    given = embeddings()
-    da = DocumentArray[Document]([Document(embedding=value) for value in given])
+def test_base64_keeps_the_framework_of_every_tensor(protocol: str, compress: str | None) -> None:
+    tensors = embeddings()
+    da = DocumentArray[Document]([Document(embedding=value) for value in tensors])
     options: dict[str, Any] = {"allow_pickle": True} if protocol == "pickle" else {}
     data = da.to_bytes(protocol, compress, **options)
     loaded = DocumentArray[Document].from_bytes(data, protocol, compress, **options)
-    assert kinds([d.embedding for d in loaded]) == kinds(given)
+    assert kinds([d.embedding for d in loaded]) == kinds(tensors)
     one = [Document.from_bytes(d.to_bytes(protocol, compress, **options), protocol, compress, **options) for d in da]
-    assert kinds([d.embedding for d in one]) == kinds(given)
+    assert kinds([d.embedding for d in one]) == kinds(tensors)

@@ -1,4 +1,4 @@
-"""Seed 002: TensorFlowTensor. The line that fails there works here."""
+"""TensorFlowTensor: a wrapper that TensorFlow accepts as a tensor, and that pydantic can validate."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pydantic import TypeAdapter
 pytestmark = pytest.mark.needs("tensorflow")
 
 
-def test_a_wrapped_tensor_goes_where_a_tensor_goes() -> None:
+def test_wrapped_tensor_is_accepted_as_a_tensor() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
 
     t = TensorFlowTensor(tensor=tf.zeros((224, 224)))
-    for given in (t.tensor, t.unwrap(), t):
-        broadcasted = tf.broadcast_to(given, (3, 224, 224))
+    for value in (t.tensor, t.unwrap(), t):
+        broadcasted = tf.broadcast_to(value, (3, 224, 224))
         assert broadcasted.shape == (3, 224, 224)
         assert isinstance(broadcasted, tf.Tensor)
 
 
-def test_functions_layers_and_operators_take_it() -> None:
+def test_functions_layers_and_operators_accept_wrapped_tensors() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
@@ -35,8 +35,7 @@ def test_functions_layers_and_operators_take_it() -> None:
     assert tf.function(lambda value: value + 1)(t).numpy().sum() == 12
 
 
-def test_a_tensor_is_validated_as_one() -> None:
-    """What the seed tries by subclassing tf.Tensor, and could not."""
+def test_pydantic_validates_wrapped_tensors() -> None:
     import tensorflow as tf
 
     from quire.typing import TensorFlowTensor
@@ -51,7 +50,7 @@ def test_a_tensor_is_validated_as_one() -> None:
         shaped.validate_python(tf.zeros((4,)))
 
 
-def test_in_a_document() -> None:
+def test_document_field_holds_a_wrapped_tensor() -> None:
     import tensorflow as tf
 
     from quire import BaseDocument

@@ -18,7 +18,7 @@ BATCHES = 1024 // 16
 
 
 def cpu_job(docs: Any) -> Any:
-    """A second of work, scaled; the documents tell when it was, by a clock that all processes share."""
+    """Work for a scaled second; the documents record when, by a clock that all processes share."""
     start = time.monotonic()
     time.sleep(1 * SCALE)
     for doc in docs:
@@ -27,7 +27,7 @@ def cpu_job(docs: Any) -> Any:
 
 
 def gpu_job(docs: Any) -> dict[str, float]:
-    """Two seconds of work, scaled."""
+    """Work for two scaled seconds."""
     start = time.monotonic()
     time.sleep(2 * SCALE)
     return {**docs[0].tags, "gpu start": start, "gpu end": time.monotonic()}
@@ -37,27 +37,27 @@ def documents() -> DocumentArray[Document]:
     return DocumentArray.empty(1024)
 
 
-def test_applied_first_the_two_are_one_after_the_other() -> None:
+def test_apply_finishes_before_the_next_step_starts() -> None:
     da = documents()
     da.apply_batch(cpu_job, batch_size=16, num_worker=4)
-    found = [gpu_job(batch) for batch in da.batch(batch_size=16)]
-    assert len(found) == BATCHES
-    assert max(times["end"] for times in found) <= found[0]["gpu start"]
+    results = [gpu_job(batch) for batch in da.batch(batch_size=16)]
+    assert len(results) == BATCHES
+    assert max(times["end"] for times in results) <= results[0]["gpu start"]
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_mapped_they_overlap(backend: Backend) -> None:
+def test_map_batch_overlaps_with_the_next_step(backend: Backend) -> None:
     with Workers(4, backend).warm_up() as pool:
-        found = [gpu_job(batch) for batch in documents().map_batch(cpu_job, batch_size=16, pool=pool)]
-    assert len(found) == BATCHES
-    assert all(times["end"] <= times["gpu start"] for times in found)
-    assert (os.getpid() in {times["process"] for times in found}) == (backend == "thread")
-    ahead = [times["start"] < before["gpu end"] for before, times in pairwise(found)]
+        results = [gpu_job(batch) for batch in documents().map_batch(cpu_job, batch_size=16, pool=pool)]
+    assert len(results) == BATCHES
+    assert all(times["end"] <= times["gpu start"] for times in results)
+    assert (os.getpid() in {times["process"] for times in results}) == (backend == "thread")
+    ahead = [times["start"] < before["gpu end"] for before, times in pairwise(results)]
     assert sum(ahead) > BATCHES / 2  # all, where the machine has time for its workers; none, if nothing overlapped
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_stream_of_bytes_is_made_while_it_is_sent(backend: Backend) -> None:
+def test_byte_stream_is_encoded_while_it_is_consumed(backend: Backend) -> None:
     da = DocumentArray[Document](Document(text=f"text {i}") for i in range(100))
 
     def chunk(batch: Any) -> tuple[bytes, int]:

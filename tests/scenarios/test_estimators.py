@@ -1,4 +1,4 @@
-"""Training as the seed text writes it, with the import paths of quire and data of our own."""
+"""Estimators with data of tensorflow_datasets, torchvision, creator functions and Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def load(name: str, split: str, data_dir: str) -> Any:
-    """A pipeline of digits, as tensorflow_datasets gives them: dicts of one image and one label."""
+    """Return a tf.data pipeline of digits like tensorflow_datasets: dicts of one image and one label."""
     assert (name, split, data_dir) == ("mnist", "train", "digits")
     images = np.random.default_rng(0).integers(0, 256, (64, 28, 28, 1)).astype(np.uint8)
     return tf.data.Dataset.from_tensor_slices({"image": images, "label": np.arange(64) % 10})
@@ -32,7 +32,7 @@ tfds = SimpleNamespace(load=load)
 
 
 class Digits(torch.utils.data.Dataset[Any]):
-    """The same, as torchvision gives them."""
+    """Return the same digits like torchvision: pairs of an image and a label."""
 
     def __init__(self, folder: str) -> None:
         assert folder == "digits"
@@ -57,7 +57,7 @@ def preprocess(data: Any) -> Any:
     return data["image"], data["label"]
 
 
-def test_a_pipeline_of_tensorflow() -> None:
+def test_fit_accepts_a_tf_data_pipeline() -> None:
     from quire.distributed.tf.estimator import Estimator
 
     dataset = tfds.load(name="mnist", split="train", data_dir="digits")
@@ -69,7 +69,7 @@ def test_a_pipeline_of_tensorflow() -> None:
     assert logs.keys() == {"epoch", "loss", "accuracy"}
 
 
-def test_a_loader_of_torch() -> None:
+def test_fit_accepts_a_torch_dataloader() -> None:
     from quire.distributed.pytorch import Estimator
 
     batch_size = 16
@@ -83,7 +83,7 @@ def test_a_loader_of_torch() -> None:
     assert np.isfinite(logs["loss"])
 
 
-def test_data_creator_functions() -> None:
+def test_fit_accepts_data_creator_functions() -> None:
     from quire.distributed import pytorch
     from quire.distributed.tf import estimator as tf_estimator
 
@@ -106,7 +106,7 @@ def test_data_creator_functions() -> None:
 
 
 @pytest.mark.needs("pyspark")
-def test_a_frame_of_spark(tmp_path: Path) -> None:
+def test_fit_and_predict_accept_a_spark_frame(tmp_path: Path) -> None:
     from quire.distributed import engine
     from quire.distributed._spark import spark_session
     from quire.distributed.tf.estimator import Estimator
@@ -126,9 +126,9 @@ def test_a_frame_of_spark(tmp_path: Path) -> None:
         est = Estimator.from_keras(keras_model=model)  # the model accepts two inputs and one label
         [logs] = est.fit(data=df, feature_cols=["user", "item"], labels_cols=["label"])
         assert np.isfinite(logs["loss"])
-        found = est.predict(df, feature_cols=["user", "item"])
-        assert found.columns == ["user", "item", "label", "prediction"]
-        assert found.count() == 40
+        predictions = est.predict(df, feature_cols=["user", "item"])
+        assert predictions.columns == ["user", "item", "label", "prediction"]
+        assert predictions.count() == 40
     finally:
         spark.stop()
         started.close()
