@@ -137,6 +137,19 @@ class RawMemory:
         view = _view()
         return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
 
+    def copy_ranges(
+        self,
+        addresses: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        target: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Copy ranges of any size into an array of bytes, each to its place."""
+        view, output = _view(), memoryview(target)  # type: ignore[arg-type]
+        ranges = zip((addresses - _LOWEST).tolist(), sizes.tolist(), places.tolist(), strict=True)
+        for source, size, place in ranges:
+            output[place : place + size] = view[source : source + size]
+
 
 def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int64], total: int) -> bytes:
     """Return `sizes` bytes of each row, after the first `lead` bytes."""
@@ -204,6 +217,18 @@ class CheckedMemory(RawMemory):
         """Copy ranges of any size, concatenated."""
         ranges = zip(addresses.tolist(), sizes.tolist(), strict=True)
         return b"".join([self._read(address, size) for address, size in ranges if size])
+
+    def copy_ranges(
+        self,
+        addresses: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        target: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Copy ranges of any size into an array of bytes, each to its place."""
+        for address, size, place in zip(addresses.tolist(), sizes.tolist(), places.tolist(), strict=True):
+            if size:
+                target[place : place + size] = np.frombuffer(self._read(address, size), np.uint8)
 
 
 def _address(entry: tuple[int, pa.Buffer]) -> int:

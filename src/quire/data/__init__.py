@@ -15,18 +15,32 @@ if TYPE_CHECKING:
     from quire.data._epoch_registry import PassStart as PassStart
     from quire.data._measure import measure as measure
     from quire.data._mixing import MixedDataset
+    from quire.data._packing import PackedDataset, TokenBlock, flatten_cu_seqlens
     from quire.data._spark import SparkConverter, from_spark
     from quire.data._spark import is_vector as is_vector
     from quire.data._spark import prepare_frame as prepare_frame
     from quire.data._streaming import StreamingDataset
 
-__all__ = ["MixedDataset", "MultiModalDataset", "SparkConverter", "StreamingDataset", "batched", "from_spark"]
+__all__ = [
+    "MixedDataset",
+    "MultiModalDataset",
+    "PackedDataset",
+    "SparkConverter",
+    "StreamingDataset",
+    "TokenBlock",
+    "batched",
+    "flatten_cu_seqlens",
+    "from_spark",
+]
 
 _LAZY = {
     "MixedDataset": "_mixing",
+    "PackedDataset": "_packing",
     "PassStart": "_epoch_registry",
     "SparkConverter": "_spark",
     "StreamingDataset": "_streaming",
+    "TokenBlock": "_packing",
+    "flatten_cu_seqlens": "_packing",
     "from_spark": "_spark",
     "is_vector": "_spark",
     "measure": "_measure",

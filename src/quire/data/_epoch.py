@@ -223,7 +223,7 @@ class Slice:
     rank: int
     world_size: int
     batch_size: int
-    last: Last = "drop"
+    last: Last | Literal["split"] = "drop"
 
     def __post_init__(self) -> None:
         _check_range("epoch", self.epoch, 0, 2**64 - 1)
@@ -231,7 +231,7 @@ class Slice:
         _check_range("world_size", self.world_size, 1, LARGEST)
         _check_range("rank", self.rank, 0, self.world_size - 1, f" (world_size is {self.world_size})")
         _check_range("batch_size", self.batch_size, 1, LARGEST)
-        if self.last not in ("drop", "pad", "keep"):
+        if self.last not in ("drop", "pad", "keep", "split"):  # 'split' is 'keep' for batches of `max_tokens`
             raise OptionError(f"last: expected 'drop', 'pad' or 'keep', got {self.last!r}.")
 
     @property
@@ -240,7 +240,7 @@ class Slice:
         whole, rest = divmod(self.order.size - self.start, self.world_size * self.batch_size)
         if self.last == "drop" or rest == 0:
             return whole
-        if self.last == "pad":
+        if self.last in ("pad", "split"):
             return whole + 1
         return whole + (rest >= self.world_size or whole == 0)
 
@@ -263,6 +263,13 @@ class Slice:
         """Return the row numbers of this rank's batch and, if batches are padded, which of them are not padding."""
         positions, real = self.positions(step)
         return self.order.rows(self.epoch, positions), real
+
+    def parts(self, steps: Sequence[int]) -> list[tuple[Rows, Mask | None]]:
+        """Return the rows of each of some steps, and which of them are not padding."""
+        parts = [self.positions(step) for step in steps]
+        rows = self.order.rows(self.epoch, np.concatenate([positions for positions, _ in parts]))
+        bounds = np.cumsum([len(positions) for positions, _ in parts])[:-1]
+        return [(part, real) for part, (_, real) in zip(np.split(rows, bounds), parts, strict=True)]
 
     def after(self, step: int) -> int:
         """Return the number of positions of the epoch that all ranks have taken after a step."""
@@ -316,8 +323,4 @@ class StepGroup:
 
     def rows(self) -> list[tuple[Rows, Mask | None]]:
         """Return the rows of each step, and which of them are not padding."""
-        share = self.share
-        parts = [share.positions(step) for step in self.steps]
-        rows = share.order.rows(share.epoch, np.concatenate([positions for positions, _ in parts]))
-        bounds = np.cumsum([len(positions) for positions, _ in parts])[:-1]
-        return [(part, real) for part, (_, real) in zip(np.split(rows, bounds), parts, strict=True)]
+        return self.share.parts(self.steps)

@@ -43,6 +43,9 @@ class Streaming(TypedDict, total=False):
     storage: where shards are cached, and the options of remote stores.
     allow_empty: whether the dataset may have no rows, or none that match `where`; otherwise that is an error.
     verify: when stored data is compared with its checksums: 'first_touch' (the default), 'always' or 'never'.
+    bucket_by: the path of a list, a tensor or a length; batches then have rows of similar lengths.
+    max_tokens: with bucket_by, the most elements of a batch that is padded to its longest row; batches then have as
+        many rows as fit, and at most `batch_size`.
     """
 
     shuffle: Shuffle
@@ -61,6 +64,8 @@ class Streaming(TypedDict, total=False):
     storage: ReadOptions
     allow_empty: bool
     verify: Verify | None
+    bucket_by: str | None
+    max_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,17 @@ class StreamOptions:
     storage: ReadOptions = field(default_factory=ReadOptions)
     allow_empty: bool = False
     verify: Verify | None = None
+    bucket_by: str | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seed", "rank", "world_size", "epochs"):
+        for name in ("seed", "rank", "world_size", "epochs", "max_tokens"):
             if name == "seed" or getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.on_error not in ("raise", "skip", "replace"):
             raise OptionError(f"on_error={self.on_error!r}: use 'raise', 'skip' or 'replace'.")
+        if self.last not in ("drop", "pad", "keep"):
+            raise OptionError(f"last: expected 'drop', 'pad' or 'keep', got {self.last!r}.")
         if self.epochs is not None and self.epochs < 1:
             raise OptionError(f"epochs={self.epochs}: at least one, or None for a pass that never ends.")
         if (self.rank is None) != (self.world_size is None):
@@ -98,9 +107,27 @@ class StreamOptions:
             raise OptionError(f"memory_bytes is a number of bytes above 0, got {self.memory_bytes}.")
         if self.verify is not None:
             object.__setattr__(self, "storage", replace(self.storage, verify=self.verify))
+        self._check_buckets()
         # Both raise an error for unknown values.
         StackOptions(self.framework, self.shapes)
         MissingOptions.of(self.missing)
+
+    def _check_buckets(self) -> None:
+        if self.bucket_by is None:
+            if self.max_tokens is not None:
+                raise OptionError("max_tokens is about the lengths of a field: name it with bucket_by.")
+            return
+        if self.shuffle is False:
+            raise OptionError(
+                f"bucket_by={self.bucket_by!r} sorts rows by their lengths, and shuffle=False keeps the order of the "
+                "data: use shuffle='block' or 'global'."
+            )
+        if self.max_tokens is None:
+            return
+        if self.max_tokens < 1:
+            raise OptionError(f"max_tokens={self.max_tokens}: at least 1.")
+        if self.on_error == "replace":
+            raise OptionError("on_error='replace' puts rows of other lengths into a batch of max_tokens: use 'skip'.")
 
     def resolved_framework(self) -> str:
         """Return the framework of the batches."""

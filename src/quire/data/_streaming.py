@@ -14,6 +14,7 @@ from typing_extensions import Self, Unpack
 
 from quire._parametrize import ParametrizedMeta
 from quire.array import DocumentBatch, bind, resolve_index, resolve_positions, whole_number
+from quire.data._bucketing import choose_buckets
 from quire.data._collate import register_default_collate
 from quire.data._dataset import stack_documents
 from quire.data._epoch import RowOrder, Slice, StepGroup
@@ -21,6 +22,7 @@ from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, registe
 from quire.data._fetch import Fetch
 from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
 from quire.data._loader import Loader
+from quire.data._packing import Long, PackedDataset
 from quire.data._preprocessing import Preprocessing
 from quire.data._stream_options import (
     Streaming,
@@ -196,6 +198,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     """
 
     document_type: ClassVar[type[Any]] = BaseDocument
+    _slice_type: Callable[..., Slice] = Slice
+    """Makes the share of a rank. Datasets whose positions are not rows, such as packed ones, have another one."""
+    _state_type: Any = StreamState
 
     def __init__(
         self,
@@ -224,6 +229,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._group_size = self._limit_group(options.memory_bytes)
         self._group_size_ahead = self._limit_group(_MAX_BYTES_AHEAD)
         self._fingerprint = compute_fingerprint(self.stored)
+        if options.bucket_by is not None:
+            self.order, self._slice_type, self._fingerprint = choose_buckets(
+                self.stored, self.order, options, self.batch_size, self._fingerprint
+            )
         self._state: StreamState | None = None  # after the last batch that was taken
         self._resume: StreamState | None = None  # where a worker of a StatefulDataLoader continues
         self._read_ahead_until = -1, -1  # the epoch and the window that were last read ahead
@@ -351,14 +360,16 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 )
 
     def _state_at(self, group: StepGroup, step: int) -> StreamState:
-        return StreamState.at(group, step, self.options.epochs, self._fingerprint)
+        state: StreamState = self._state_type.at(group, step, self.options.epochs, self._fingerprint)
+        return state
 
     def _state_at_start(self, start: PassStart) -> StreamState:
         return self._state_at(StepGroup(self._slice(start), start.done, 0, (), start.taken), 0)
 
     def _slice(self, start: PassStart) -> Slice:
         rank, world_size = self._rank_and_world_size()
-        return Slice(self.order, start.epoch, start.position, rank, world_size, self.batch_size, self.options.last)
+        division = rank, world_size, self.batch_size, self.options.last
+        return self._slice_type(self.order, start.epoch, start.position, *division)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         """Return the rank and the number of ranks; a spawned worker has those of its trainer."""
@@ -406,7 +417,28 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         With `order_by`, the path of numbers or times, a window ends where these values decrease, are missing, or are
         more than `max_gap` apart.
         """
+        if self.options.bucket_by is not None:
+            raise OptionError("windows: bucket_by sorts rows by their lengths, and windows keep the order of the data.")
         return Windows(self, find_window_starts(self.stored, length, stride, order_by, max_gap), length, stride)
+
+    def pack(
+        self,
+        path: str,
+        length: int,
+        *,
+        split: bool = True,
+        long: Long = "raise",
+        pad_value: float = 0,
+        dtype: str | None = None,
+    ) -> PackedDataset[DocT]:
+        """Pack documents into blocks of `length` tokens; `path` is a field of lists of numbers or 1-D tensors.
+
+        A batch has `batch_size` blocks, as a `DocumentBatch` of `TokenBlock`. With `split`, documents are concatenated
+        in the order of `shuffle`, and cut at the end of a block. Without it, documents stay whole: they are packed once
+        by best-fit-decreasing, and the blocks are shuffled. A document that is longer than a block is then an error, or
+        is split (`long='split'`). `pad_value` fills blocks, and `dtype` converts the tokens, for instance to 'int64'.
+        """
+        return PackedDataset(self, path, length, split=split, long=long, pad_value=pad_value, dtype=dtype)
 
     def to_tf_dataset(self, *, features: Paths = None, labels: Paths = None) -> tf.data.Dataset:
         """Return a `tf.data.Dataset`, of which each iteration is a pass; see `MultiModalDataset.to_tf_dataset`."""
@@ -469,7 +501,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
         It is the state of a dataset, a loader, a batch, or a StatefulDataLoader.
         """
-        resumed = StreamState.from_dict(state)
+        resumed = self._state_type.from_dict(state)
         resumed.check(self.order, self._fingerprint)
         if this_worker() is None:
             self._registry.set_next(resumed.next_pass(self.options.epochs))

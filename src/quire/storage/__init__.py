@@ -25,6 +25,7 @@ from quire.storage._arrow_codec import EXTENSION_METADATA as EXTENSION_METADATA
 from quire.storage._arrow_codec import EXTENSION_NAME as EXTENSION_NAME
 from quire.storage._arrow_codec import is_list_type as is_list_type
 from quire.storage._arrow_codec import read_extension as read_extension
+from quire.storage._block_table import checksum as checksum
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import list_shards as list_shards
@@ -63,6 +64,7 @@ from quire.storage._schema_conversion import conform_fields as conform_fields
 from quire.storage._schema_conversion import loaded_class as loaded_class
 from quire.storage._schema_conversion import refuse_unknown_columns as refuse_unknown_columns
 from quire.storage._schema_conversion import register_class as register_class
+from quire.storage._sequences import ElementRanges as ElementRanges
 from quire.storage._shard_reader import RangeReader as RangeReader
 from quire.storage._shard_reader import ShardReader as ShardReader
 from quire.storage._shard_reader import count_rows as count_rows

@@ -105,11 +105,26 @@ class BlockTable:
     nulls: NDArray[np.int64]
     names: tuple[str, ...]
     """The paths of the columns."""
+    lengths: memoryview | None = None
+    """The section with the lengths of rows; see `row_lengths`."""
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """The rows of each block."""
         return tuple(self.blocks[:, 0].tolist())
+
+    def row_lengths(self, path: str) -> NDArray[np.int64] | None:
+        """Return the length of each row of a list or tensor; None if the table does not have it."""
+        if self.lengths is None:
+            return None
+        # JSON ends where its only object does; the arrays begin at the next multiple of 8 bytes.
+        places, end = json.JSONDecoder().raw_decode(bytes(self.lengths).decode("latin-1"))
+        if path not in places:
+            return None
+        offset, width = places[path]
+        rows, start = sum(self.rows), end + -end % 8 + offset
+        lengths: NDArray[Any] = np.frombuffer(self.lengths[start : start + rows * width], f"<u{width}")
+        return lengths.astype(np.int64)
 
     def null_counts(self) -> dict[str, int]:
         """Return the number of nulls of each column; -1 if some block does not have it."""
@@ -248,6 +263,7 @@ def parse_table(data: memoryview) -> BlockTable:
         np.frombuffer(sections["regions"], "<u8").reshape(-1, 3),
         np.frombuffer(sections["nulls"], "<i8").reshape(blocks, columns),
         tuple(json.loads(bytes(sections["names"]))),
+        sections.get("lengths"),
     )
 
 
@@ -294,6 +310,12 @@ class TableBuilder:
     blocks: list[tuple[int, int, int, int]] = field(default_factory=list)
     columns: list[list[tuple[int, int]]] = field(default_factory=list)
     nulls: list[list[int]] = field(default_factory=list)
+    lengths: dict[str, list[NDArray[np.int64]]] = field(default_factory=dict)
+    """By path, the lengths of the rows of each block."""
+
+    def add_lengths(self, path: str, lengths: NDArray[np.int64]) -> None:
+        """Note the lengths of a list or tensor in the rows of a block."""
+        self.lengths.setdefault(path, []).append(lengths)
 
     def add_region(self, offset: int, *parts: Any) -> None:
         """Note the checksum of bytes at an offset, passed in one or several parts."""
@@ -317,9 +339,12 @@ class TableBuilder:
         """Encode the table, for a file that has it at an offset, followed by the footer."""
         names = json.dumps(list(self.names)).encode()
         names += b" " * (-len(names) % 8)
+        lengths = self._encode_lengths()
         count = len(self.regions) + 1
         cells = sum(map(len, self.columns))
         sizes = [len(self.blocks) * 32, cells * 16, count * REGION_BYTES, cells * 8, len(names)]
+        if lengths:
+            sizes.append(len(lengths))
         directory = _HEADER.size + len(sizes) * _SECTION.size
         size = directory + sum(sizes) + TRAILER_BYTES
         regions = [*self.regions, (offset + size, len(footer), checksum(footer))]
@@ -327,7 +352,7 @@ class TableBuilder:
         parts = [
             _HEADER.pack(MAGIC, VERSION, len(sizes), offset + size + len(footer), len(self.blocks), len(self.names)),
             *(
-                _SECTION.pack(name.encode(), _REQUIRED, place, length)
+                _SECTION.pack(name.encode(), _REQUIRED if name != "lengths" else 0, place, length)
                 for name, place, length in zip(_KNOWN, places, sizes, strict=False)
             ),
             np.array(self.blocks, "<u8").tobytes(),
@@ -335,9 +360,25 @@ class TableBuilder:
             np.array(regions, "<u8").tobytes(),
             np.array(self.nulls, "<i8").tobytes(),
             names,
+            lengths,
         ]
         table = b"".join(parts)
         return table + _TRAILER.pack(checksum(table), size, MAGIC)
+
+    def _encode_lengths(self) -> bytes:
+        """Encode the lengths of rows: where each path is, then the numbers, of as few bytes as the largest needs."""
+        places: dict[str, tuple[int, int]] = {}
+        arrays = list[bytes]()
+        offset = 0
+        for path, parts in self.lengths.items():
+            lengths = np.concatenate(parts)
+            width = np.min_scalar_type(int(lengths.max(initial=0))).itemsize
+            content = lengths.astype(f"<u{width}").tobytes()
+            places[path] = offset, width
+            arrays += [content, bytes(-len(content) % 8)]
+            offset += len(content) + -len(content) % 8
+        header = json.dumps(places).encode() if places else b""
+        return b"".join([header, b" " * (-len(header) % 8), *arrays])
 
 
 # --- Arrow data

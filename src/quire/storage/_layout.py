@@ -202,18 +202,27 @@ class Layout:
         rows.verify()
         return Columns(self.schema, {codec.field.name: codec.gather(rows) for codec in self.codecs}, len(rows))
 
-    def gather_parts(self, rows: RowLocations, sizes: Sequence[int]) -> Iterator[Columns]:
-        """Copy the columns of consecutive parts of rows, of these sizes; small columns are copied for all at once."""
-        rows.verify()
+    def gather_parts(self, rows: RowLocations, sizes: Sequence[int], without: str | None = None) -> Iterator[Columns]:
+        """Copy the columns of consecutive parts of rows, of these sizes; small columns are copied for all at once.
+
+        The column of the field `without` is left out.
+        """
+        schema, codecs = self.schema, self.codecs
+        if without is None:
+            rows.verify()
+        else:
+            schema = replace(schema, fields=tuple(field for field in schema.fields if field.name != without))
+            codecs = [codec for codec in codecs if codec.field.name != without]
+            rows.verify([number for number, codec in enumerate(self.codecs) if codec.field.name != without])
         spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         parts = {
             codec.field.name: codec.gather_parts(rows, spans)
             if codec.is_large
             else map(codec.gather(rows).slice, spans)
-            for codec in self.codecs
+            for codec in codecs
         }
         for size in sizes:
-            yield Columns(self.schema, {name: next(columns) for name, columns in parts.items()}, size)
+            yield Columns(schema, {name: next(columns) for name, columns in parts.items()}, size)
 
 
 class InterchangeLayout(Layout):

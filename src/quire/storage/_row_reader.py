@@ -11,17 +11,28 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire._lowlevel.forks import at_fork, no_fork
 from quire.columns import Columns
-from quire.errors import DecodeError
+from quire.errors import DecodeError, OptionError
+from quire.schema import parse_path
+from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
+from quire.storage._layout import Layout, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._row_locations import RowLocations
-from quire.storage._shard_reader import Block, DamagedCopyError, ShardReader, shard_errors
+from quire.storage._sequences import (
+    ElementRanges,
+    element_dtype,
+    find_codec,
+    has_lengths,
+    lengths_at,
+    locate_elements,
+)
+from quire.storage._shard_reader import Block, DamagedCopyError, ShardReader, read_table, shard_errors
 from quire.storage._verification import VerifiedBlocks
 from quire.storage._where import rows_of_shard
 from quire.tensors import Framework
@@ -107,25 +118,30 @@ class RowReader:
         [columns] = self.gather_parts([rows], framework)
         return columns
 
-    def gather_parts(self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None) -> Iterator[Columns]:
-        """Yield the columns of several parts of rows, each when it is needed; the shards are opened at once."""
+    def gather_parts(
+        self, parts: Sequence[NDArray[np.int64]], framework: Framework | None = None, without: str | None = None
+    ) -> Iterator[Columns]:
+        """Yield the columns of several parts of rows, each when it is needed; the shards are opened at once.
+
+        The column of the field `without` is left out.
+        """
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         locations = self.locate(rows)
         locations.framework = framework
-        return self._gather_located(locations, [*map(len, parts)], rows)
+        return self._gather_located(locations, [*map(len, parts)], rows, without)
 
     def _gather_located(
-        self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64]
+        self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64], without: str | None
     ) -> Iterator[Columns]:
         """Yield parts of rows whose shards are open; errors name the shard."""
         try:
-            yield from self.layout.gather_parts(locations, sizes)
+            yield from self.layout.gather_parts(locations, sizes, without)
         except DamagedCopyError:
             # Columns are verified before the first part is yielded. The damaged copy was removed: write another one.
             self._close_shards(rows)
             again = self.locate(rows)
             again.framework = locations.framework
-            yield from self.layout.gather_parts(again, sizes)
+            yield from self.layout.gather_parts(again, sizes, without)
         except DecodeError:
             # Codecs do not know which shard a row is in. Read shard by shard, so that the error names the damaged one.
             numbers = self.shards_of(rows)
@@ -142,6 +158,64 @@ class RowReader:
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
             for _, columns in self.shard_reader.read_columns(shard, rows_of_shard(self.rows, start, shard)):
                 yield columns
+
+    # --- lists and tensors of any length
+
+    def row_lengths(self, path: str) -> NDArray[np.int64]:
+        """Return the length of each row at a path: of a list, or of the first axis of a tensor; 0 without a value.
+
+        The block tables of shards of format 2 have the lengths of lists, and of tensors of any shape. Of other shards,
+        the column is read. A field of whole numbers has the lengths itself.
+        """
+        parts = parse_path(path)
+        self.layout.schema.resolve(parts)
+        codec, _ = find_codec(self.layout, parts)
+        if not has_lengths(codec) and not (isinstance(codec, NumberCodec) and codec.number_type is int):
+            raise OptionError(
+                f"{path!r}: {codec.field} has no length. Lists, tensors with an axis, and whole numbers have one."
+            )
+        schema = self.layout.schema.document_type.document_schema()
+        whole, layout = layout_fingerprint(schema), Layout(schema, paths=[parts])
+        reader = ShardReader(self.folder, layout, self.shard_reader.cache, self.shard_reader.verify)
+        lengths = [np.zeros(0, np.int64)]
+        for shard in self.shards:
+            table = read_table(self.folder, shard) if shard.layout == whole else None
+            known = None if table is None else table.row_lengths(path)
+            lengths += [lengths_at(layout, parts, batch) for batch in reader.read(shard)] if known is None else [known]
+        in_shards = np.concatenate(lengths)
+        return in_shards if self.rows is None else in_shards[self.rows]
+
+    def element_dtype(self, path: str) -> np.dtype[Any]:
+        """Return the dtype of the elements of a list of numbers, or of tensors with one axis; else raise an error."""
+        return element_dtype(find_codec(self.layout, parse_path(path))[0], path)
+
+    def locate_elements(
+        self,
+        path: str,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> ElementRanges:
+        """Locate `sizes` elements from `starts` on of rows by position, which must have these lengths."""
+        codec, column = find_codec(self.layout, parse_path(path))
+        for attempt in range(2):
+            locations = self.locate(rows)
+            try:
+                locations.verify([column])
+                return locate_elements(codec, locations, starts, sizes, lengths)
+            except DamagedCopyError:  # it was removed from the cache: write another
+                if attempt:
+                    raise
+                self._close_shards(rows)
+            except DecodeError:
+                numbers = self.shards_of(rows)
+                for number in np.unique(numbers).tolist():
+                    part = numbers == number
+                    with shard_errors(self.folder, self.shards[number]):
+                        locate_elements(codec, self.locate(rows[part]), starts[part], sizes[part], lengths[part])
+                raise
+        raise AssertionError
 
     def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Let the system read ranges of rows before they are needed, of shards that are mapped as they are.

@@ -29,6 +29,7 @@ from quire.storage._block_table import (
 )
 from quire.storage._layout import Layout
 from quire.storage._manifest import Shard
+from quire.storage._sequences import stored_lengths
 
 Format = Literal["parquet", "arrow"]
 ParquetOptions = Mapping[str, Any]
@@ -324,6 +325,8 @@ class ShardFile:
         """Write a row group or a record batch."""
         with self._write_errors():
             self._file.write(batch)
+        for path, lengths in stored_lengths(self._layout.codecs, batch):
+            self._file.table.add_lengths(path, lengths)
         self._rows += len(batch)
 
     def finish(self) -> Shard:

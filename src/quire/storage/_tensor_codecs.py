@@ -215,12 +215,12 @@ def dense_framework(codec: ArrowCodec, row: int, value: Any) -> Framework:
 class RaggedTensorCodec(ArrowCodec):
     """Tensors of any shape as a struct: the bytes, the shape, and the dtype and framework unless the field has them."""
 
-    __slots__ = ("_data", "dtype", "dtypes", "frameworks", "shape")
+    __slots__ = ("data", "dtype", "dtypes", "frameworks", "shape")
     own_parts = 1
     stores_framework = True
 
     def __init__(self, field: Field, path: str) -> None:
-        self._data = BytesCodec(Field("data", FieldKind.BYTES, bytes), f"{path}.data")
+        self.data = BytesCodec(Field("data", FieldKind.BYTES, bytes), f"{path}.data")
         item = Field("item", FieldKind.SCALAR, int)
         self.shape = ListCodec(Field("shape", FieldKind.LIST, list, items=(item,)), f"{path}.shape")
         self.dtype = field.spec.dtype
@@ -236,7 +236,7 @@ class RaggedTensorCodec(ArrowCodec):
     @property
     def children(self) -> tuple[ArrowCodec, ...]:
         names = [codec for codec in (self.dtypes, self.frameworks) if codec is not None]
-        return (self._data, self.shape, *names)
+        return (self.data, self.shape, *names)
 
     @property
     def is_large(self) -> bool:
@@ -257,7 +257,7 @@ class RaggedTensorCodec(ArrowCodec):
         data = b"".join([memoryview(a.reshape(-1).view(np.uint8)) for _, a in rows if a is not None and a.size])
         shapes = [[] if array is None else list(array.shape) for _, array in rows]
         arrays = [
-            self._data.from_packed(data, offsets, None),
+            self.data.from_packed(data, offsets, None),
             self.shape.encode(ObjectColumn(self.shape.field, shapes)),
         ]
         if self.dtypes is not None:
@@ -281,7 +281,7 @@ class RaggedTensorCodec(ArrowCodec):
             raise self.encode_error(f"row {row}: {error}") from error
 
     def gather(self, rows: RowLocations) -> Column:
-        packed = self._data.gather_packed(rows)
+        packed = self.data.gather_packed(rows)
         shapes = self.gather_shapes(rows)
         dtypes: Any = None if self.dtypes is None else self.dtypes.gather(rows).values()
         frameworks: Any = None if self.frameworks is None else self.frameworks.gather(rows).values()
