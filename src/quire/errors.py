@@ -202,7 +202,9 @@ class ServiceTimeoutError(ServiceError, TimeoutError):
 
 
 class ServiceLimitError(ServiceError):
-    """A call that is too large, or one of too many at once."""
+    """A call that is too large, or one of too many at once. If the call itself is too large, `retryable` is False."""
+
+    retryable: bool = True
 
 
 class ServiceAccessError(ServiceError, PermissionError):

@@ -19,6 +19,7 @@ import pytest
 
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
 from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder, open_seekable
+from quire.files._fetch import fetch
 from quire.files._http import HttpFile
 from tests.files.faulty_store import FaultyFileSystem, faulty_store
 from tests.files.http_server import LoopbackServer, Site, serve_files
@@ -364,6 +365,42 @@ def test_threads_share_a_folder(site: Site) -> None:
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(lambda start: folder.read_range("a.parquet", start, start + 10), range(100)))
     assert parts == [CONTENT[start : start + 10] for start in range(100)]
+
+
+def test_body_of_a_redirect_is_not_read() -> None:
+    """A server could send a redirect with a body that never ends; only the file itself counts for `max_bytes`."""
+    broken_off = threading.Semaphore(0)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/file":
+                self.send_response(200)
+                self.send_header("Content-Length", "4")
+                self.end_headers()
+                self.wfile.write(b"file")
+                return
+            self.send_response(302)
+            self.send_header("Location", "/file")
+            self.end_headers()
+            try:
+                for _ in range(1 << 10):  # 1 GiB, far more than the system buffers
+                    self.wfile.write(bytes(1 << 20))
+            except ConnectionError:
+                broken_off.release()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with LoopbackServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/redirect"
+        assert b"".join(HttpFile(url, RemoteOptions()).download()) == b"file"
+        assert broken_off.acquire(timeout=20)
+        assert fetch(url, max_bytes=4) == b"file"
+        assert broken_off.acquire(timeout=20)
+        with open_seekable(url) as file:
+            assert file.read() == b"file"
+        assert broken_off.acquire(timeout=20)
+        server.shutdown()
 
 
 def test_credentials_are_sent_to_no_other_server() -> None:

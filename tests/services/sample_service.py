@@ -108,7 +108,7 @@ class Batches:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self.gate = threading.Event()
+        self.begun, self.gate = threading.Event(), threading.Event()
 
     @endpoint(max_batch_size=8, max_wait=0.2)
     def rows(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
@@ -138,5 +138,6 @@ class Batches:
     @endpoint(max_batch_size=2, max_wait=0)
     def held(self, docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
         self.sizes.append(len(docs))
+        self.begun.set()
         self.gate.wait(20)
         return docs

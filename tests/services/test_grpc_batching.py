@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -105,16 +107,29 @@ def test_batched_function_must_return_every_row(served: tuple[Batches, Client]) 
         served[1].short(pictures(2))
 
 
-def test_cancelled_call_is_removed_from_the_queue(served: tuple[Batches, Client]) -> None:
+def test_cancelled_call_is_removed_from_the_queue(
+    served: tuple[Batches, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     service, client = served
+    queued: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+    submit = Batcher.submit
+
+    def report(self: Batcher, read: Any) -> Future[Any]:
+        future = submit(self, read)
+        queued.put(future)
+        return future
+
+    monkeypatch.setattr(Batcher, "submit", report)
     first = client.held.future(pictures(2))
-    while not service.sizes:
-        pass
+    assert service.begun.wait(20)
+    queued.get(timeout=20)
     second = client.held.future(pictures(1))
+    in_queue, cancelled = queued.get(timeout=20), threading.Event()
+    in_queue.add_done_callback(lambda _: cancelled.set())
     third = client.held.future(pictures(1, start=5))
-    asyncio.run(asyncio.sleep(0.2))  # until they are in the queue
+    queued.get(timeout=20)
     second.cancel()
-    asyncio.run(asyncio.sleep(0.2))
+    assert cancelled.wait(20)
     service.gate.set()
     assert len(first.result()) == 2
     assert third.result().label == ["5"]
@@ -170,6 +185,51 @@ def test_batcher_answers_every_caller_for_any_sizes_and_failures(rows: list[int]
             assert answer.label == question.label
             assert [p.tolist() for p in answer.pixels] == [(p + 1).tolist() for p in question.pixels]
     batcher.close(20)
+
+
+def test_batcher_opened_again_runs_one_batch_at_a_time() -> None:
+    begun, gate, running = threading.Event(), threading.Event(), threading.Lock()
+    threads: list[threading.Thread] = []
+
+    @endpoint(max_batch_size=1, max_wait=0)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        assert running.acquire(blocking=False), "two batches at once"
+        threads.append(threading.current_thread())
+        begun.set()
+        gate.wait(20)
+        running.release()
+        return docs
+
+    batcher = Batcher(make_endpoint(work), work)
+    futures = [batcher.submit(lambda: pictures(1))]
+    assert begun.wait(20)
+    batcher.close(0)  # gives up before the function returns
+    batcher.open()
+    futures += [batcher.submit(lambda: pictures(1)) for _ in range(3)]
+    gate.set()
+    assert [len(future.result(20)) for future in futures] == [1, 1, 1, 1]
+    assert len(set(threads)) == 1
+    batcher.close(20)
+    assert not threads[0].is_alive()
+    batcher.open()
+    assert len(batcher.submit(lambda: pictures(1)).result(20)) == 1
+    assert threads[-1] is not threads[0]
+    batcher.close(20)
+
+
+def test_batched_calls_pass_arrays_of_the_declared_class() -> None:
+    classes: list[type] = []
+
+    @endpoint(max_batch_size=8, max_wait=0.2)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        classes.append(type(docs))
+        return docs
+
+    batcher = Batcher(make_endpoint(work), work)
+    futures = [batcher.submit(lambda: pictures(4)) for _ in range(2)]
+    assert [future.result(20).label for future in futures] == [["0", "1", "2", "3"]] * 2
+    batcher.close(20)
+    assert set(classes) == {DocumentArray[Picture]}
 
 
 def test_endpoint_rejects_invalid_batching_options() -> None:

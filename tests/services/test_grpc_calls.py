@@ -11,6 +11,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray
 from quire.errors import (
+    DecodeError,
     DocumentTypeError,
     FunctionError,
     PathError,
@@ -20,7 +21,7 @@ from quire.errors import (
     ServiceTimeoutError,
     ServiceUnavailableError,
 )
-from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async, service_proto
+from quire.services import AsyncClient, Client, Limits, Server, endpoint, serve, serve_async, service_proto
 from quire.typing import NdArray, float32
 from tests.services import sample_service
 from tests.services.sample_service import EVERYTHING, Picture, Score, pictures
@@ -201,6 +202,45 @@ def test_service_error_of_a_function_reaches_the_caller(client: Client) -> None:
 def test_result_of_wrong_type_is_a_function_error(client: Client) -> None:
     with pytest.raises(FunctionError, match="lie failed.*Score"):
         client.lie(pictures(1))
+
+
+def broken(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    raise DecodeError(f"its own file is damaged: {len(docs)}")
+
+
+@endpoint(max_batch_size=4, max_wait=0)
+def broken_batched(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    return broken(docs)
+
+
+async def broken_async(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+    return broken(docs)
+
+
+def broken_rows(docs: DocumentArray[Picture]) -> Iterator[Picture]:
+    yield from broken(docs)
+
+
+BROKEN = [broken, broken_batched, broken_async, broken_rows]
+
+
+def test_codec_error_of_a_function_is_its_failure_everywhere() -> None:
+    """Bytes that cannot be read are the caller's error only if they came from the caller."""
+    message = "broken.* failed: DecodeError: its own file is damaged"
+    with serve(BROKEN) as server, Client(server.address) as client:
+        for function in BROKEN:
+            with pytest.raises(FunctionError, match=message):
+                list(client[function.__name__](pictures(1)))
+
+    async def main() -> None:
+        async with serve_async(BROKEN) as server, AsyncClient(server.address) as client:
+            for function in BROKEN[:3]:
+                with pytest.raises(FunctionError, match=message):
+                    await client[function.__name__](pictures(1))
+            with pytest.raises(FunctionError, match=message):
+                [doc async for doc in await client.broken_rows(pictures(1))]
+
+    asyncio.run(main())
 
 
 def test_unknown_endpoint_error_suggests_nearest_name(client: Client) -> None:
@@ -504,7 +544,7 @@ def test_unknown_function_names_nearest_endpoint(client: Client) -> None:
         return docs
 
     with pytest.raises(PathError, match="no endpoint 'embbed'. Did you mean 'embed'"):
-        client[embbed]
+        client[embbed](pictures(1))
     with pytest.raises(SchemaError, match="name it with @endpoint"):
         client[lambda docs: docs]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +71,10 @@ class Sums:
         }
         raise errors.get(doc.number) or LookupError("secret")
 
+    @endpoint(max_batch_size=8, max_wait=0)
+    def fails_batched(self, docs: DocumentArray[Item]) -> DocumentArray[Item]:
+        return DocumentArray[Item]([self.fails(doc) for doc in docs])
+
 
 sums = Sums()
 
@@ -133,12 +139,37 @@ def test_mounted_endpoint_batches_calls_and_isolates_failures(site: Site) -> Non
 
 @pytest.mark.parametrize(
     ("number", "status", "words"),
-    [(1, 503, "the model is away"), (2, 422, "too odd"), (3, 418, "a teapot"), (4, 500, "fails")],
+    [(1, 503, "the model is away"), (2, 500, "fails.* failed: CodecError"), (3, 418, "a teapot"), (4, 500, "fails")],
 )
 def test_mounted_errors_map_to_http_status(site: Site, number: int, status: int, words: str) -> None:
-    answer = site.request("/v1/fails", Item(number=number).to_json(), Content_Type=JSON)
-    assert answer.status == status
-    assert words in answer.json()["detail"]
+    item = Item(number=number)
+    for path, body in (("fails", item.to_json()), ("fails_batched", DocumentArray[Item]([item]).to_json())):
+        answer = site.request(f"/v1/{path}", body, Content_Type=JSON)
+        assert answer.status == status
+        assert re.search(words, answer.json()["detail"])
+
+
+def test_large_mounted_requests_are_copied_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy for dynamic batching waits here until another request has been answered."""
+    copying, answered = threading.Event(), threading.Event()
+    deepcopy = copy.deepcopy
+
+    def copy_slowly(value: Any, *memo: Any) -> Any:
+        if isinstance(value, DocumentBatch):
+            copying.set()
+            assert answered.wait(20)
+        return deepcopy(value, *memo)
+
+    monkeypatch.setattr("quire.services._http_mount.copy.deepcopy", copy_slowly)
+    app = FastAPI()
+    mount(app, Sums())
+    with run_app(app) as site, ThreadPoolExecutor(1) as pool:
+        body = ITEMS.stack().to_bytes()
+        slow = pool.submit(site.request, "/batched", body, Content_Type=PROTOBUF, Accept=PROTOBUF)
+        assert copying.wait(20)
+        assert site.request("/negate", '{"number": 5}', Content_Type=JSON).json()["number"] == -5
+        answered.set()
+        assert numbers(slow.result(20).body) == [1, 2, 3, 4]
 
 
 def test_mount_applies_limits_and_dependencies(site: Site) -> None:
@@ -150,7 +181,7 @@ def test_mount_applies_limits_and_dependencies(site: Site) -> None:
 
 def test_openapi_lists_every_mounted_endpoint(site: Site) -> None:
     paths = site.request("/openapi.json", method="GET").json()["paths"]
-    names = ["batched", "double", "fails", "negate", "running", "slowly"]
+    names = ["batched", "double", "fails", "fails_batched", "negate", "running", "slowly"]
     assert sorted(paths) == ["/closed/double", *(f"/v1/{name}" for name in names)]
     assert paths["/v1/double"]["post"]["description"] == "Twice as much."
     assert paths["/closed/double"]["post"]["tags"] == ["closed"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Annotated, Any
 
 import numpy as np
@@ -324,23 +328,124 @@ def test_body_over_the_limit_gets_413(site: Site) -> None:
 
 def test_requests_beyond_the_queue_get_503(site: Site) -> None:
     body = PASSAGES[0].to_json()
-    answers: list[Answer] = []
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     busy.clear()
     free.clear()
-    threads = [
-        threading.Thread(target=lambda: answers.append(site.request("/small/wait", body, Content_Type=JSON)))
-        for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    assert busy.wait(20)
-    while len(answers) < 4:  # one runs, one waits
-        assert any(thread.is_alive() for thread in threads)
-    free.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(answer.status for answer in answers) == [200, 200, 503, 503, 503, 503]
-    assert next(answer for answer in answers if answer.status == 503).headers["retry-after"] == "1"
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(6):
+            pool.submit(lambda: answers.put(site.request("/small/wait", body, Content_Type=JSON)))
+        assert busy.wait(20)
+        refused = [answers.get(timeout=20) for _ in range(4)]  # one runs, one waits
+        free.set()
+    assert [answer.status for answer in refused] == [503] * 4
+    assert refused[0].headers["retry-after"] == "1"
+    assert [answers.get().status for _ in range(2)] == [200, 200]
+
+
+class OpenStream:
+    """A streamed response of which the first line was read."""
+
+    def __init__(self, site: Site, body: bytes) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=60)
+        self.connection.request("POST", "/lines", body, {"Content-Type": PROTOBUF})
+        self.response = self.connection.getresponse()
+        assert json.loads(self.response.readline())["text"] == "0"
+
+    def close(self) -> None:
+        self.response.close()
+        self.connection.close()
+
+
+def streaming_app(limits: Limits) -> tuple[FastAPI, threading.Event]:
+    """Return an application with a stream, which goes on when the event is set."""
+    gate = threading.Event()
+
+    class Limited(DocumentRoute):
+        pass
+
+    Limited.limits = limits
+    router = APIRouter(route_class=Limited)
+
+    @router.post("/lines")
+    def lines(docs: DocumentArray[Passage]) -> Iterator[Passage]:
+        yield Passage(text="0")
+        while not gate.wait(0.05):
+            yield Passage(text="x")
+        yield Passage(text=str(len(docs)))
+
+    @router.post("/size")
+    def size(docs: DocumentArray[Passage]) -> int:
+        return len(docs)
+
+    app = FastAPI()
+    app.include_router(router)
+    return app, gate
+
+
+def test_streamed_response_holds_its_place_until_it_is_sent() -> None:
+    app, gate = streaming_app(Limits(max_concurrency=1, max_queue=1, max_stream_wait=0.2))
+    body = PASSAGES.to_bytes()
+    with run_app(app) as site:
+        with closing(OpenStream(site, body)) as stream:
+            for _ in range(2):
+                refused = site.request("/size", body, Content_Type=PROTOBUF)
+                assert refused.status == 503
+                assert "open streams hold all 1 places" in refused.json()["detail"]
+            gate.set()
+            assert json.loads(stream.response.read().splitlines()[-1])["text"] == "5"
+        assert site.request("/size", body, Content_Type=PROTOBUF).json() == 5
+
+
+@pytest.mark.parametrize("way", ["end", "disconnect"])
+def test_waiting_request_gets_the_place_of_a_stream(way: str) -> None:
+    app, gate = streaming_app(Limits(max_concurrency=1, max_queue=1, max_stream_wait=60))
+    body = PASSAGES.to_bytes()
+    with run_app(app) as site, ThreadPoolExecutor(1) as pool:
+        stream = OpenStream(site, body)
+        waiting = pool.submit(site.request, "/size", body, Content_Type=PROTOBUF)
+        if way == "end":
+            gate.set()
+            stream.response.read()
+        stream.close()
+        assert waiting.result(30).json() == 5
+
+
+def test_request_of_a_stream_counts_as_pending_until_it_is_sent() -> None:
+    body = PASSAGES.to_bytes()
+    app, gate = streaming_app(Limits(max_pending_bytes=int(len(body) * 1.5)))
+    with run_app(app) as site:
+        with closing(OpenStream(site, body)) as stream:
+            refused = site.request("/size", body, Content_Type=PROTOBUF)
+            assert refused.status == 503
+            assert "max_pending_bytes" in refused.json()["detail"]
+            gate.set()
+            stream.response.read()
+        assert site.request("/size", body, Content_Type=PROTOBUF).json() == 5
+
+
+def test_large_bodies_are_decoded_outside_of_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding waits here until another request has been answered."""
+    decoding, answered, decoded = threading.Event(), threading.Event(), []
+    from_bytes = DocumentArray[Passage].from_bytes
+
+    def decode_slowly(data: bytes, **options: Any) -> Any:
+        decoded.append(len(data))
+        if len(data) > 100_000:
+            decoding.set()
+            assert answered.wait(20)
+        return from_bytes(data, **options)
+
+    monkeypatch.setattr(DocumentArray[Passage], "from_bytes", decode_slowly)
+    large = DocumentArray[Passage]([Passage(text="x" * 200_000)]).to_bytes()
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(site.request, "/upload", large, "PUT", Content_Type=PROTOBUF)
+        assert decoding.wait(20)
+        assert site.request("/upload", PASSAGES.to_bytes(), "PUT", Content_Type=PROTOBUF).json() == {"documents": 5}
+        answered.set()
+        assert slow.result(20).json() == {"documents": 1}
+    assert len(decoded) == 2  # each body once
+    error = check_refused(site.request("/upload", b"\xff" * 200_000, "PUT", Content_Type=PROTOBUF))
+    assert (error["loc"], error["type"]) == (["body"], "documents")
 
 
 def test_answer_of_wrong_class_gets_500(site: Site) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire._optional import require
 from quire.errors import ServiceLimitError
-from quire.services._errors import ERROR_METADATA
+from quire.services._errors import error_to_status
 from quire.services._limits import Limits
 
 if TYPE_CHECKING:
@@ -260,9 +260,11 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             threads.shutdown(wait=False)
 
     def _make_refusal(self, error: ServiceLimitError) -> RpcMethodHandler:
+        status = error_to_status(error)
+
         def refuse(_: object, context: ServicerContext) -> None:
-            context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            context.set_trailing_metadata(status.metadata)
+            context.abort(grpc.StatusCode[status.code], status.message)
 
         refuse.experimental_thread_pool = self._refusals  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(refuse)  # of streams, because that does not wait for the request

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.services._client import Attempts, BaseClient
+from quire.services._client import Attempts, BaseClient, check_timeout
 from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, endpoint_of
 from quire.services._errors import rpc_to_error
@@ -84,13 +85,13 @@ class AsyncClient(BaseClient):
 
     async def contract(self) -> Contract:
         """Return the description of the server, which is read once."""
-        self._check_open()
+        return await self._read_contract(self._begin_call(None))
+
+    async def _read_contract(self, attempts: Attempts) -> Contract:
         if self._contract is None:
             describe = self._method(DESCRIBE)
             description = await self._retry(
-                Attempts(self.retries, self.timeout, repeatable=True),
-                lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata),
-                DESCRIBE,
+                attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
             )
             self._contract = Contract(description, self._local_endpoints)
         return self._contract
@@ -125,17 +126,19 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
 
     async def __call__(self, value: ArgT, *, timeout: float | None = None) -> ResultT:
         """Return what the function returns, or an async iterator if it returns a stream; see `Client`."""
-        client, contract = self._client, await self._client.contract()
+        client = self._client
+        attempts = client._begin_call(timeout)
+        contract = await client._read_contract(attempts)
         endpoint = contract.endpoint(self._name)
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
             values: Any = value if takes_stream else [value]
-            answers = self._stream(values, timeout)
+            answers = self._stream(values, timeout if gives_stream else attempts.seconds_left)
             answer: ResultT = answers if gives_stream else await anext(answers)  # type: ignore[assignment]
             return answer
         plan = contract.plan(self._name, value, self._local)
         data = plan.encode(value)
-        attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
+        attempts = replace(attempts, repeatable=plan.idempotent, retried=0)
         return await client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
     async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
@@ -168,10 +171,12 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
     def stream(self, values: Stream[ArgT], *, timeout: float | None = None) -> AsyncIterator[ResultT]: ...
     def stream(self, values: Stream[Any], *, timeout: float | None = None) -> AsyncIterator[Any]:
         """Yield the answers to a stream of values, in order, as they arrive; see `Client`."""
-        return self._stream(values, timeout)
+        return self._stream(values, check_timeout(timeout))
 
     async def _stream(self, values: Stream[Any], timeout: float | None) -> AsyncIterator[Any]:
-        contract, client = await self._client.contract(), self._client
+        client = self._client
+        attempts = client._begin_call(timeout)
+        contract = await client._read_contract(attempts)
         source = _iterate_async(values)
         first = await anext(source, END)
         plan = contract.plan(self._name, first, self._local)
@@ -179,7 +184,8 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
             return
         errors: list[BaseException] = []  # of the values, of which gRPC reports only that the request failed
         requests = self._encode_stream(contract, first, source, errors)
-        call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
+        seconds = None if timeout is None else attempts.seconds_left
+        call = client._method(self._name, stream=True)(requests, timeout=seconds, metadata=client._metadata)
         try:
             async for data in _join_parts(call, client.max_response_bytes):
                 yield plan.output.decode(data)

@@ -16,14 +16,8 @@ from quire._optional import require
 from quire.services._admission import CountingExecutor, Slots, blocked_by_streams, too_many_calls
 from quire.services._calls import Calls
 from quire.services._endpoints import Endpoint
-from quire.services._errors import (
-    ERROR_METADATA,
-    FUNCTION_FAILURES,
-    REFUSALS,
-    Status,
-    error_to_status,
-    function_error,
-)
+from quire.services._errors import Status, error_to_status, translate_failures
+from quire.services._payloads import is_large
 from quire.services._security import check_caller
 from quire.services._server import (
     LIVENESS,
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
 grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 aio: Any = require("grpc.aio", extra="grpc", needed_for="a gRPC service")
 _END: Any = object()
+_LARGE_REQUEST = 1 << 16  # bytes; decoding more takes long enough to delay other calls on the event loop
 T = TypeVar("T")
 
 
@@ -204,19 +199,18 @@ class AsyncServer(BaseServer):
         check_caller(self._options.authorize, endpoint.name, context)
         with self._calls.budget.account() as account:
             account.take(len(data))
+            # Small values are decoded and encoded right here, since a change of threads would take longer.
+            large = len(data) > _LARGE_REQUEST
             if endpoint.batched:
-                value = await asyncio.wrap_future(self._calls.submit(endpoint, data))
+                future = await _run(self._calls.submit, endpoint, data, in_thread=large)
+                value = await asyncio.wrap_future(future)
             elif endpoint.is_async:
-                argument = endpoint.input.decode_request(data)
-                try:
+                argument = await _run(endpoint.input.decode_request, data, in_thread=large)
+                with translate_failures(endpoint.name):
                     value = await endpoint.function(argument)
-                except REFUSALS:
-                    raise
-                except FUNCTION_FAILURES as error:
-                    raise function_error(endpoint.name, error) from error
             else:
                 return await asyncio.wrap_future(self._executor.submit(self._answer_in_thread, endpoint, data))
-            return self._calls.encode(endpoint, value)
+            return await _run(self._calls.encode, endpoint, value, in_thread=large or is_large(value))
 
     def _answer_in_thread(self, endpoint: Endpoint, data: bytes) -> bytes:
         with self._threads.ends_by_itself():
@@ -266,5 +260,10 @@ class _BlockingMessages(Iterator[bytes]):
         return message  # type: ignore[no-any-return]
 
 
+async def _run(function: Callable[..., T], *args: Any, in_thread: bool) -> T:
+    # In the event loop's own threads, which no stream occupies.
+    return await asyncio.to_thread(function, *args) if in_thread else function(*args)
+
+
 async def _abort(context: ServicerContext, status: Status) -> None:
-    await context.abort(grpc.StatusCode[status.code], status.message, ((ERROR_METADATA, status.error_name),))
+    await context.abort(grpc.StatusCode[status.code], status.message, status.metadata)

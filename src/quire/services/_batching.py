@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any
 
 from quire.array import DocumentBatch
-from quire.errors import FunctionError, QuireError, ServiceUnavailableError
+from quire.errors import FunctionError, ServiceUnavailableError
 from quire.services._endpoints import Endpoint
-from quire.services._errors import function_error
+from quire.services._errors import as_call_error
 from quire.services._payloads import Rows
 
 ReadRows = Callable[[], Rows]
@@ -66,7 +67,7 @@ class Batcher:
         return request.future
 
     def open(self) -> None:
-        """Accept calls again, after `close`."""
+        """Accept calls again, after `close`. A thread that outlived `close` goes on with them."""
         with self._changed:
             self._closed = False
 
@@ -74,7 +75,7 @@ class Batcher:
         """Accept no more calls, and wait up to `grace` seconds for those in the queue."""
         with self._changed:
             self._closed = True
-            thread, self._thread = self._thread, None
+            thread = self._thread
             self._changed.notify()
         if thread is not None:
             thread.join(grace)
@@ -90,6 +91,9 @@ class Batcher:
         with self._changed:
             while not self._waiting:
                 if self._closed:
+                    # Under the lock, and not in `close`, which may give up before the thread ends: a batcher that is
+                    # opened again meanwhile would get a second thread, and run two batches at once.
+                    self._thread = None
                     return None
                 self._changed.wait()
             # The wait counts from the arrival, so a request that waited during the previous batch is not delayed again.
@@ -115,8 +119,7 @@ class Batcher:
                 self._process(requests[:half], again=True)
                 self._process(requests[half:], again=True)
             else:
-                failure = error if isinstance(error, QuireError) else function_error(self._endpoint.name, error)
-                requests[0].future.set_exception(failure)
+                requests[0].future.set_exception(as_call_error(self._endpoint.name, error))
             return
         for request, answer in zip(requests, answers, strict=True):
             request.future.set_result(answer)
@@ -152,4 +155,4 @@ def _concatenate(parts: Sequence[Any]) -> Any:
     rows_type = type(parts[0])
     if issubclass(rows_type, DocumentBatch):
         return rows_type.concat(parts, shapes="ragged")
-    return rows_type._trusted([document for part in parts for document in part._documents])
+    return rows_type(chain.from_iterable(parts))

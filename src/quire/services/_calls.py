@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from quire.errors import QuireError
+from quire.errors import ServiceUnavailableError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint
-from quire.services._errors import FUNCTION_FAILURES, REFUSALS, function_error
+from quire.services._errors import FUNCTION_FAILURES, REFUSALS, as_call_error, log, translate_failures
 from quire.services._limits import Limits, RequestAccount, RequestBudget
 from quire.services._payloads import PartJoiner, Payload, split_parts
 
 T = TypeVar("T")
 _END: Any = object()
+_CANCEL_SECONDS = 5.0
+"""How long coroutines have to end after they were cancelled."""
 
 
 class RunCoroutine(Protocol):
@@ -59,20 +62,14 @@ class Calls:
     def answer(self, endpoint: Endpoint, data: bytes) -> bytes:
         """Return the encoded answer to a request."""
         value = endpoint.input.decode_request(data)
-        try:
+        with translate_failures(endpoint.name):
             result = self._blocking_function(endpoint)(value)
-        except REFUSALS:
-            raise
-        except FUNCTION_FAILURES as error:
-            raise function_error(endpoint.name, error) from error
         return self.encode(endpoint, result)
 
     def encode(self, endpoint: Endpoint, value: object) -> bytes:
         """Encode what the function returned; a value of another type than it declares is the function's failure."""
-        try:
+        with translate_failures(endpoint.name):
             return endpoint.output.encode(endpoint.output.convert(value, f"{endpoint.name}()"))
-        except QuireError as error:
-            raise function_error(endpoint.name, error) from error
 
     # --- streams
 
@@ -116,12 +113,11 @@ class Calls:
             else:
                 results = iter(endpoint.function(argument))
             yield from results
-        except REFUSALS:
-            raise
         except FUNCTION_FAILURES as error:
-            if requests.error is not None:
-                raise requests.error from None
-            raise function_error(endpoint.name, error) from error
+            failure = requests.error
+            if failure is None or isinstance(error, REFUSALS):
+                failure = as_call_error(endpoint.name, error)
+            raise failure from failure.__cause__
         finally:  # a caller who closes the stream ends the function, whose own `finally` runs here
             if hasattr(results, "close"):
                 results.close()
@@ -192,7 +188,8 @@ def _iterate_blocking(source: AsyncIterator[Any], run_coroutine: RunCoroutine) -
             yield value
     finally:
         if hasattr(source, "aclose"):
-            run_coroutine(source.aclose())
+            with suppress(ServiceUnavailableError):  # a loop that was closed has closed its generators
+                run_coroutine(source.aclose())
 
 
 class LoopThread:
@@ -200,21 +197,47 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its result."""
-        with self._lock:
+        """Run a coroutine on the loop, and wait for its result; raise ServiceUnavailableError once the loop closes."""
+        with self._lock:  # also to hand over the coroutine, so that none is left when the loop stops
+            if self._closed:
+                coroutine.close()
+                raise ServiceUnavailableError("the server is stopping.")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="quire loop", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            if self._closed:
+                raise ServiceUnavailableError("the server is stopping.") from None
+            raise
 
     def close(self) -> None:
-        """Stop the loop and its thread."""
+        """Cancel the coroutines that still run, let them clean up, and stop the loop and its thread."""
+        with self._lock:
+            self._closed = True
         if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    @staticmethod
+    async def _cancel_all() -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        if running:
+            _, running = await asyncio.wait(running, timeout=_CANCEL_SECONDS)
+        # Generators between two values run in no task. They are closed after the tasks, which may use them.
+        closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_asyncgens())
+        _, unclosed = await asyncio.wait({closing}, timeout=_CANCEL_SECONDS)
+        if running or unclosed:
+            log.warning("coroutines still run %g s after they were cancelled, and are abandoned", _CANCEL_SECONDS)

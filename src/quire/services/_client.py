@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import QuireError, ServiceError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
+from quire.errors import (
+    OptionError,
+    QuireError,
+    ServiceError,
+    ServiceLimitError,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+)
 from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, collect_endpoints, endpoint_of
 from quire.services._errors import Status, rpc_to_error, status_to_error
@@ -39,11 +48,14 @@ _jitter = random.Random()  # noqa: S311 - not for secrets
 
 @dataclass
 class Attempts:
-    """The attempts of one call: when to retry it, and how much time is left."""
+    """The attempts of one call: when to retry it, and how much time is left.
+
+    Reading the description, which comes first, is repeatable; the call itself is if its endpoint is idempotent.
+    """
 
     retries: int
     timeout: float | None
-    repeatable: bool
+    repeatable: bool = True
     retried: int = 0
     started: float = field(default_factory=time.monotonic)
 
@@ -59,13 +71,24 @@ class Attempts:
         """
         wait = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self.retried) * _jitter.uniform(0.5, 1.5)
         out_of_time = self.seconds_left is not None and self.seconds_left <= wait
-        # A message that is too large stays too large; other limits are those of a server that is busy now.
-        too_large = "max_request_bytes" in str(error) or "larger" in str(error)
-        may_pass = not too_large if isinstance(error, ServiceLimitError) else isinstance(error, ServiceUnavailableError)
+        # A call that is too large stays too large; other limits are those of a server that is busy now.
+        is_busy = isinstance(error, ServiceLimitError) and error.retryable
+        may_pass = is_busy or isinstance(error, ServiceUnavailableError)
         if not self.repeatable or not may_pass or self.retried >= self.retries or out_of_time:
             raise error
         self.retried += 1
         return wait
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return the timeout if it is a positive number or None; raise OptionError otherwise."""
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
+        raise OptionError(
+            f"timeout={timeout!r}: use a positive number of seconds. None is the timeout of the client for a call, and "
+            "no timeout for a client."
+        )
+    return timeout
 
 
 class BaseClient:
@@ -88,12 +111,14 @@ class BaseClient:
         """Connect to a server at 'host:port', when the first call is made.
 
         service: the function or class that is served, or one with the same signatures; answers then have its types.
-        timeout: how many seconds a call may take.
+        timeout: how many seconds a call may take, all attempts together; None for no limit. Answers that are a stream
+            may take longer, unless the call has a timeout of its own.
         retries: how often an idempotent call is repeated while the server is unavailable or overloaded.
         max_response_bytes: a larger response is an error; in a stream, the limit is for each value.
         """
         retain_message_memory()
-        self.target, self.timeout, self.retries, self.max_response_bytes = target, timeout, retries, max_response_bytes
+        self.target, self.timeout = target, check_timeout(timeout)
+        self.retries, self.max_response_bytes = retries, max_response_bytes
         self._channel = self._open_channel(tls)
         self._local_endpoints = {} if service is None else collect_endpoints(service, construct=False)
         self._metadata = token_metadata(token)
@@ -116,11 +141,13 @@ class BaseClient:
             return self._channels.insecure_channel(self.target, options)
         return self._channels.secure_channel(self.target, tls.channel_credentials(), options)
 
-    def _check_open(self) -> None:
+    def _begin_call(self, timeout: float | None) -> Attempts:
+        """Start the time of a call, which includes reading the description; by default, the client's timeout."""
         if self._closed:
             raise ServiceError(
                 f"{self.target}: the client is closed. Call it inside its `with`, or create another one."
             )
+        return Attempts(self.retries, self.timeout if timeout is None else check_timeout(timeout))
 
     def __dir__(self) -> list[str]:
         names = self._local_endpoints if self._contract is None else self._contract.signatures
@@ -184,21 +211,17 @@ class Client(BaseClient):
         A function with the signature of the endpoint, such as the served one, or a method of the served class, gives
         the types: answers of `client[embed](docs)` are what `embed` declares, also for type checkers.
         """
+        # The name is checked by the call: reading the description here would not follow the timeout of the call.
         if isinstance(endpoint, str):
-            self.contract().endpoint(endpoint)
             return RemoteFunction(self, endpoint)
         local = endpoint_of(endpoint)
-        self.contract().endpoint(local.name)
         return RemoteFunction(self, local.name, local)
 
     def __dir__(self) -> list[str]:
         # Completing `client.` reads the description once, but must not wait long for a server that does not answer.
-        if not self._closed and self._contract is None and self._lock.acquire(timeout=_DIR_TIMEOUT):
-            try:
-                with suppress(QuireError):
-                    self._read_contract(Attempts(0, _DIR_TIMEOUT, repeatable=True))
-            finally:
-                self._lock.release()
+        if not self._closed:
+            with suppress(QuireError):
+                self._read_contract(Attempts(0, _DIR_TIMEOUT))
         return super().__dir__()
 
     def endpoints(self) -> dict[str, str]:
@@ -207,19 +230,25 @@ class Client(BaseClient):
 
     def contract(self) -> Contract:
         """Return the description of the server, which is read once."""
-        self._check_open()
-        with self._lock:
-            # Reading the description changes nothing, so it can always be repeated.
-            return self._read_contract(Attempts(self.retries, self.timeout, repeatable=True))
+        return self._read_contract(self._begin_call(None))
 
     def _read_contract(self, attempts: Attempts) -> Contract:
-        if self._contract is None:
-            describe = self._method(DESCRIBE)
-            description = self._retry(
-                attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
-            )
-            self._contract = Contract(description, self._local_endpoints)
-        return self._contract
+        if self._contract is not None:
+            return self._contract
+        # Another thread may be reading the description, with a longer timeout than this call.
+        seconds = attempts.seconds_left
+        if not self._lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
+            raise ServiceTimeoutError(f"{self.target} {DESCRIBE}: no answer in time.")
+        try:
+            if self._contract is None:
+                describe = self._method(DESCRIBE)
+                description = self._retry(
+                    attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
+                )
+                self._contract = Contract(description, self._local_endpoints)
+            return self._contract
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -250,19 +279,22 @@ class RemoteFunction(Generic[ArgT, ResultT]):
     def __call__(self, value: ArgT, *, timeout: float | None = None) -> ResultT:
         """Return what the function returns: a value, or an iterator of values if it returns a stream.
 
-        Documents that do not fit into one message are sent in parts. `timeout` is in seconds, instead of the client's.
+        Documents that do not fit into one message are sent in parts. `timeout` is in seconds, instead of the client's,
+        and includes reading the description of the service. Without it, an iterator of answers may go on for ever.
         """
-        client, contract = self._client, self._client.contract()
+        client = self._client
+        attempts = client._begin_call(timeout)
+        contract = client._read_contract(attempts)
         endpoint = contract.endpoint(self._name)
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
             values: Any = value if takes_stream else [value]
-            answers = self._stream(values, timeout)
+            answers = self._stream(values, timeout if gives_stream else attempts.seconds_left)
             answer: ResultT = answers if gives_stream else next(answers)  # type: ignore[assignment]
             return answer
         plan = contract.plan(self._name, value, self._local)
         data = plan.encode(value)
-        attempts = Attempts(client.retries, timeout or client.timeout, plan.idempotent)
+        attempts = replace(attempts, repeatable=plan.idempotent, retried=0)
         return client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
 
     def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
@@ -282,9 +314,10 @@ class RemoteFunction(Generic[ArgT, ResultT]):
     def future(self, value: ArgT, *, timeout: float | None = None) -> Call[ResultT]:
         """Start a call of one message without waiting; its answer is asked for later, or the call is cancelled."""
         client = self._client
-        plan = client.contract().plan(self._name, value, self._local)
-        method = client._method(self._name)
-        future = method.future(plan.encode(value), timeout=timeout or client.timeout, metadata=client._metadata)
+        attempts = client._begin_call(timeout)
+        plan = client._read_contract(attempts).plan(self._name, value, self._local)
+        method, data = client._method(self._name), plan.encode(value)
+        future = method.future(data, timeout=attempts.seconds_left, metadata=client._metadata)
         return Call(future, plan, f"{client.target} {self._name}")
 
     @overload
@@ -307,14 +340,16 @@ class RemoteFunction(Generic[ArgT, ResultT]):
         Values are taken no faster than the server reads them, and answers are produced no faster than they are taken.
         Without a `timeout` a stream may go on for ever. To end it early, close the iterator.
         """
-        return self._stream(values, timeout)
+        return self._stream(values, check_timeout(timeout))
 
     def _stream(self, values: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         client = self._client
-        requests = _RequestParts(client.contract(), self._name, values, self._local)
+        attempts = client._begin_call(timeout)  # with the client's timeout, if the stream has none: for the description
+        requests = _RequestParts(client._read_contract(attempts), self._name, values, self._local)
         if requests.is_empty and not requests.plan.input.stream:
             return  # no values, no answers; a function that takes a stream is called with an empty one
-        call = client._method(self._name, stream=True)(requests, timeout=timeout, metadata=client._metadata)
+        seconds = None if timeout is None else attempts.seconds_left
+        call = client._method(self._name, stream=True)(requests, timeout=seconds, metadata=client._metadata)
         try:
             for data in _join_parts(call, client.max_response_bytes):
                 yield requests.plan.output.decode(data)

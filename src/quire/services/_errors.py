@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire import errors
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.services")
 ERROR_METADATA = "quire-error"
 """The key of the trailing metadata that names the class of an error."""
+RETRY_METADATA = "quire-retry"
+"""The key of the trailing metadata that is 'no' if another attempt would fail in the same way."""
 FUNCTION_FAILURES = (Exception, SystemExit)
 """What a function may fail with. SystemExit ends the call and not the process, since a caller waits for the answer."""
 REFUSALS = (ServiceError, MissingValueError)
@@ -68,11 +72,18 @@ _ERRORS_BY_NAME = {name: getattr(errors, name) for name in errors.__all__}
 
 
 class Status(NamedTuple):
-    """How a call ended: the gRPC code, the message, and the name of the error class."""
+    """How a call ended: the gRPC code, the message, the name of the error class, and whether a retry may help."""
 
     code: str
     message: str
     error_name: str
+    retryable: bool = True
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The trailing metadata with which a server sends what gRPC's own status has no place for."""
+        retry = () if self.retryable else ((RETRY_METADATA, "no"),)
+        return ((ERROR_METADATA, self.error_name), *retry)
 
 
 def error_to_status(error: BaseException) -> Status:
@@ -80,7 +91,8 @@ def error_to_status(error: BaseException) -> Status:
     for error_type, code in _CODES:
         if isinstance(error, error_type):
             own_code = error.code if isinstance(error, ServiceError) and error.code != "UNKNOWN" else code
-            return Status(own_code, str(error)[:_MAX_MESSAGE_LENGTH], type(error).__name__)
+            retryable = not isinstance(error, ServiceLimitError) or error.retryable
+            return Status(own_code, str(error)[:_MAX_MESSAGE_LENGTH], type(error).__name__, retryable)
     log.error("a call failed inside the server", exc_info=error)
     return Status("INTERNAL", "the call failed inside the server; the server's log has the reason.", "ServiceError")
 
@@ -95,26 +107,48 @@ def status_to_error(status: Status, where: str) -> QuireError:
     error: QuireError = error_type(message)
     if isinstance(error, ServiceError):
         error.code = status.code
+    if isinstance(error, ServiceLimitError):
+        error.retryable = status.retryable
     return error
 
 
 def rpc_to_error(rpc: RpcError, where: str) -> QuireError:
     """Return the error that a `grpc.RpcError` reports."""
-    name = ""
-    for key, value in rpc.trailing_metadata() or ():
-        if key == ERROR_METADATA:
-            name = value if isinstance(value, str) else value.decode(errors="replace")
-    status = Status(rpc.code().name, rpc.details() or "", name)
+    metadata = {
+        key: value if isinstance(value, str) else value.decode(errors="replace")
+        for key, value in rpc.trailing_metadata() or ()
+    }
+    name = metadata.get(ERROR_METADATA, "")
+    status = Status(rpc.code().name, rpc.details() or "", name, metadata.get(RETRY_METADATA) != "no")
     if status.code == "DEADLINE_EXCEEDED" and not name:
         message = f"{where}: no answer in time. Allow more, as timeout=120 (in seconds)."
         status = status._replace(message=message)
     too_large = _TOO_LARGE.search(status.message)
     if too_large is not None:
-        status = Status("RESOURCE_EXHAUSTED", str(response_too_large(int(too_large[1]))), "")
+        status = Status("RESOURCE_EXHAUSTED", str(response_too_large(int(too_large[1]))), "", retryable=False)
     return status_to_error(status, where)
 
 
-def function_error(name: str, error: BaseException) -> FunctionError:
-    """Log the failure of a function, and return the error for its caller: the kind and message, but no traceback."""
+def as_call_error(name: str, error: BaseException) -> BaseException:
+    """Return the error that the caller of a function gets for what the function raised.
+
+    Refusals are the caller's, and a FunctionError has a message for the caller already: both are returned as they are.
+    Anything else is the function's own failure, also a CodecError or a SchemaError, which would be the caller's if
+    they came from the request. It is logged, and the caller gets its kind and message, but no traceback.
+    """
+    if isinstance(error, (*REFUSALS, FunctionError)):
+        return error
     log.warning("%s failed", name, exc_info=error)
-    return FunctionError(f"{name} failed: {type(error).__name__}: {error}")
+    failure = FunctionError(f"{name} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+@contextmanager
+def translate_failures(name: str) -> Iterator[None]:
+    """Raise what a function raises inside the block as the error that its caller gets."""
+    try:
+        yield
+    except FUNCTION_FAILURES as error:
+        failure = as_call_error(name, error)
+        raise failure from failure.__cause__  # not from `error`, which it may be itself

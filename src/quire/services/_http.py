@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableMapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from types import UnionType
@@ -31,6 +34,7 @@ from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.params import Body as BodyInfo  # noqa: E402
 from fastapi.params import Depends  # noqa: E402
 from fastapi.routing import APIRoute  # noqa: E402
+from starlette.concurrency import run_in_threadpool  # noqa: E402
 
 from quire.services._http_responses import (  # noqa: E402
     FILE,
@@ -47,10 +51,69 @@ from quire.services._http_responses import (  # noqa: E402
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HANDLER_ATTRIBUTE = "__quire_http__"
+_UNTIL_SENT = "quire.until_sent"
+"""The key of a request's scope with the stack of what is released when the response has been sent."""
+_LARGE_BODY = 1 << 16  # bytes
+_POLL_SECONDS = 0.1
 _gates: WeakKeyDictionary[type[Any], RequestGate] = WeakKeyDictionary()
+_decoded_body: ContextVar[tuple[bytes, Callable[[], object]] | None] = ContextVar("quire_decoded_body", default=None)
+"""The body that was decoded before FastAPI validates it, and a function that returns its value or raises its error."""
 
 
 # --- limits
+
+
+class _Places:
+    """The places of running requests on one event loop; requests wait for one, but not for open streams."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._semaphore = limits, asyncio.Semaphore(limits.max_concurrency)
+        self._streams, self._changed = 0, 0.0  # the number of streamed responses, and the time when it changed
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        if self._semaphore.locked():
+            await self._wait()
+        else:
+            await self._semaphore.acquire()
+        try:
+            yield
+        finally:
+            self._semaphore.release()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count the holder of a place as a stream, which may go on for as long as its client wants."""
+        self._streams, self._changed = self._streams + 1, time.monotonic()
+        try:
+            yield
+        finally:
+            self._streams, self._changed = self._streams - 1, time.monotonic()
+
+    async def _wait(self) -> None:
+        """Wait for a place; raise 503 when streams have held all of them for `max_stream_wait` seconds."""
+        count, patience = self._limits.max_concurrency, self._limits.max_stream_wait
+        # One task for the whole time, since a request that gave up and tried again would lose its turn.
+        turn = asyncio.ensure_future(self._semaphore.acquire())
+        has_place = False
+        try:
+            while not turn.done():
+                seconds = max(patience, _POLL_SECONDS)
+                if self._streams >= count:
+                    seconds = self._changed + patience - time.monotonic()
+                    if seconds <= 0:
+                        break
+                await asyncio.wait({turn}, timeout=seconds)
+            has_place = turn.done()
+        finally:  # also if the client disconnects
+            if not has_place and not turn.cancel():
+                self._semaphore.release()
+        if not has_place:
+            raise _unavailable(
+                f"open streams hold all {count} places (max_concurrency), and released none for {patience:g} s "
+                "(max_stream_wait)"
+            )
 
 
 class RequestGate:
@@ -58,18 +121,21 @@ class RequestGate:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self._budget, self._requests = limits, RequestBudget(limits), 0
-        self._semaphores: WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()  # by event loop
+        self._places: WeakKeyDictionary[Any, _Places] = weakref.WeakKeyDictionary()  # by event loop
+
+    @property
+    def places(self) -> _Places:
+        """The places on the running event loop: an application may run on several, and a semaphore belongs to one."""
+        return self._places.setdefault(asyncio.get_running_loop(), _Places(self.limits))
 
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[RequestAccount]:
         """Wait for a turn; the account counts the bytes of the request."""
         if self._requests >= self.limits.max_calls:
             raise _unavailable(f"{self._requests} requests are running or waiting already")
-        loop = asyncio.get_running_loop()  # an application may run on several, and a semaphore belongs to one
-        semaphore = self._semaphores.setdefault(loop, asyncio.Semaphore(self.limits.max_concurrency))
         self._requests += 1
         try:
-            async with semaphore:
+            async with self.places.hold():
                 with self._budget.account() as account:
                     yield account
         finally:
@@ -79,9 +145,27 @@ class RequestGate:
 class LimitedRequest(Request):  # type: ignore[misc]
     """A request whose body is read up to a limit, whether or not `Content-Length` announces its size."""
 
-    def __init__(self, request: Request, limits: Limits, account: RequestAccount) -> None:
+    def __init__(
+        self, request: Request, limits: Limits, account: RequestAccount, decode: Callable[[Any], object] | None
+    ) -> None:
         super().__init__(request.scope, request._receive, request._send)
-        self._limit, self._account = limits.max_request_bytes, account
+        self._limit, self._account, self._decode = limits.max_request_bytes, account, decode
+
+    async def body(self) -> bytes:
+        """Return the body; a large one in protobuf is decoded in a thread.
+
+        FastAPI validates bodies on the event loop, where decoding would delay all other requests.
+        """
+        data: bytes = await super().body()
+        is_json = parse_media_type(self.headers.get("content-type", "")) == JSON
+        if self._decode is not None and not is_json and len(data) > _LARGE_BODY:
+            decoding: Future[object] = Future()
+            try:
+                decoding.set_result(await run_in_threadpool(self._decode, data))
+            except Exception as error:  # noqa: BLE001 - raised where FastAPI validates the body
+                decoding.set_exception(error)
+            _decoded_body.set((data, decoding.result))
+        return data
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; FastAPI reads every body through this."""
@@ -120,7 +204,10 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
     """
 
     limits: ClassVar[Limits] = Limits()
-    """The limits of all routes of the class: bodies larger than `max_request_bytes` get 413."""
+    """The limits of all routes of the class: bodies larger than `max_request_bytes` get 413.
+
+    A response that is streamed holds its place, and the bytes of its request are counted, until it has been sent.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         # FastAPI creates the routes again when a router is included; the endpoint is then a wrapped function already.
@@ -137,16 +224,28 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
         async def handle(request: Request) -> Response:
             handler.check_accept(request)
             handler.check_body(request)
-            async with gate.enter() as account:
+            async with AsyncExitStack() as stack:
+                account = await stack.enter_async_context(gate.enter())
                 try:
-                    response: Response = await fastapi_handler(LimitedRequest(request, gate.limits, account))
+                    response: Response = await fastapi_handler(
+                        LimitedRequest(request, gate.limits, account, handler.decode)
+                    )
                 except RequestValidationError as error:
                     raise RequestValidationError(handler.explain(error.errors())) from error
                 except MissingValueError as error:  # of a column that the client left empty and the function reads
                     raise HTTPException(422, str(error)) from error
+                if getattr(response, "body", None) is None:  # it is produced while it is sent, after this function
+                    stack.enter_context(gate.places.stream())
+                    request.scope[_UNTIL_SENT].push_async_callback(stack.pop_all().aclose)
             return response
 
         return handle
+
+    async def handle(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Answer a request, as an ASGI application."""
+        async with AsyncExitStack() as stack:
+            scope[_UNTIL_SENT] = stack
+            await super().handle(scope, receive, send)
 
 
 class _Parameter:
@@ -200,11 +299,13 @@ class _Handler:
         )
         self._input = documents[0].payload if is_whole_body else None
         self.endpoint = function
+        self.decode = None
+        if self._input is not None:
+            self.decode = partial(_decode_body, self._input, limits.max_request_bytes)
         if documents or self._output:
-            decode = None
-            if self._input is not None:
-                decode = partial(_decode_body, self._input, limits.max_request_bytes)
-            seen_by_fastapi = [each.as_body(decode) if each.is_documents else each.parameter for each in parameters]
+            seen_by_fastapi = [
+                each.as_body(self.decode) if each.is_documents else each.parameter for each in parameters
+            ]
             self.endpoint = self._wrap(function, seen_by_fastapi)
 
     @staticmethod
@@ -335,6 +436,10 @@ def _decode_body(payload: Payload, max_bytes: int, value: object) -> object:
     """Decode the bytes of a body, be it a message or a file; values that came from JSON are left to pydantic."""
     if not isinstance(value, bytes):
         return value
+    decoded = _decoded_body.get()
+    if decoded is not None and decoded[0] is value:
+        _decoded_body.set(None)  # the value must not outlive the request in the context of its task
+        return decoded[1]()
     try:
         return payload.python_type.from_bytes(value, max_bytes=max_bytes)
     except MissingDependencyError:

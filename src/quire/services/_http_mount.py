@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from quire._optional import require
-from quire.errors import QuireError
 from quire.services._batching import Batcher
 from quire.services._endpoints import Endpoint, collect_endpoints
-from quire.services._errors import FUNCTION_FAILURES, error_to_status, function_error
+from quire.services._errors import FUNCTION_FAILURES, as_call_error, error_to_status
 from quire.services._limits import Limits
 from quire.services._payloads import Payload
 
@@ -86,8 +85,10 @@ def _make_route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Aw
     async def route(docs: Any) -> Any:
         try:
             if batcher is not None:
-                # A function that fails is called again, so each call gets a copy.
-                return await asyncio.wrap_future(batcher.submit(partial(copy.deepcopy, docs)))
+                # A function that fails is called again, so each call gets a copy. The first one is made here: in a
+                # thread, because it may be large, and not in one of FastAPI's, which plain functions occupy.
+                future = await asyncio.to_thread(batcher.submit, partial(copy.deepcopy, docs))
+                return await asyncio.wrap_future(future)
             argument = docs
             if endpoint.input.stream:
                 values = iter(docs) if takes_items else iter([docs])
@@ -96,11 +97,11 @@ def _make_route(endpoint: Endpoint, batcher: Batcher | None) -> Callable[..., Aw
                 return await run_in_threadpool(endpoint.function, argument)
             result = endpoint.function(argument)
             return await result if isinstance(result, Awaitable) else result
-        except HTTPException:
-            raise
         except FUNCTION_FAILURES as error:
-            known = error if isinstance(error, QuireError) else function_error(endpoint.name, error)
-            status = error_to_status(known)
+            failure = error.__cause__ if batcher is not None else error
+            if isinstance(failure, HTTPException):  # how a function refuses a call over HTTP
+                raise failure from None
+            status = error_to_status(as_call_error(endpoint.name, error))
             raise HTTPException(_HTTP_STATUS.get(status.code, 500), status.message) from error
 
     output = endpoint.output

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from quire import codec
 from quire.files import split_pieces
-from quire.services._payloads import Payload
+from quire.services._payloads import Payload, is_large
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -27,7 +27,6 @@ _SYNONYMS = {
     "application/jsonlines": NDJSON,
     "application/ndjson": NDJSON,
 }
-_MANY_DOCUMENTS = 1 << 10
 
 
 # --- content negotiation
@@ -108,8 +107,7 @@ def make_response(payload: Payload | None, value: Any, response_format: Response
 
 async def make_response_async(payload: Payload | None, value: Any, response_format: ResponseFormat) -> Any:
     """Return the response like `make_response`; many documents are encoded in a thread, so the event loop goes on."""
-    is_rows = payload is not None and not payload.stream and payload.kind != "document"
-    if is_rows and not isinstance(value, Response) and len(value) > _MANY_DOCUMENTS:
+    if payload is not None and is_large(value):
         return await run_in_threadpool(make_response, payload, value, response_format)
     return make_response(payload, value, response_format)
 

@@ -96,7 +96,7 @@ class RequestAccount:
         """Count bytes of the request."""
         limit = self._budget.limits.max_request_bytes
         if self._taken + size > limit:
-            raise ServiceLimitError(
+            raise _too_large(
                 f"the request has more than max_request_bytes={limit}. Send fewer documents at a time, with .stream()."
             )
         self._budget.take(size)
@@ -129,10 +129,16 @@ class ResponseAllowance:
 
 def response_too_large(limit: int) -> ServiceLimitError:
     """Return the error for an answer that is larger than the client accepts."""
-    return ServiceLimitError(
+    return _too_large(
         f"the response is larger than max_response_bytes={limit}. Ask for fewer documents at a time, with .stream(), "
         "or create the client with a larger max_response_bytes."
     )
+
+
+def _too_large(message: str) -> ServiceLimitError:
+    error = ServiceLimitError(message)
+    error.retryable = False
+    return error
 
 
 @cache

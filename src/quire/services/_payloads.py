@@ -30,6 +30,7 @@ OutT = TypeVar("OutT", bound=Value)
 """What an endpoint takes and returns. For type checkers, arrays and batches have every attribute, so they would also
 pass as iterators: overloads with these variables come before those with streams."""
 STREAM_TYPES = (Iterator, Iterable, AsyncIterator, AsyncIterable)
+_MANY_ROWS, _MANY_BYTES = 1 << 8, 1 << 20
 
 # Nothing is unpickled, no class is imported, and values are checked against their fields. With `lend`, large tensors
 # stay in the message until they are read, so columns that a function only passes on are never copied.
@@ -130,6 +131,13 @@ class ProtoPayload(Payload):
             return rows.stack(shapes="ragged") if self.kind == "batch" else rows
         except ColumnError as error:
             raise DecodeError(f"the documents do not form a batch: {error}") from error
+
+
+def is_large(value: object) -> bool:
+    """Return whether encoding a value may take milliseconds, in which an event loop would serve nobody else."""
+    if isinstance(value, DocumentBatch):
+        return len(value) > _MANY_ROWS or value._columns.nbytes > _MANY_BYTES
+    return isinstance(value, (DocumentArray, list, tuple)) and len(value) > _MANY_ROWS
 
 
 def guard_missing(value: T) -> T:

@@ -19,7 +19,7 @@ from quire.errors import OptionError, ServiceError, check_options
 from quire.services._admission import HEALTH_SERVICE, AdmissionInterceptor, CountingExecutor
 from quire.services._calls import Calls, LoopThread
 from quire.services._endpoints import Endpoint
-from quire.services._errors import ERROR_METADATA, Status, error_to_status
+from quire.services._errors import Status, error_to_status
 from quire.services._limits import Limits, retain_message_memory
 from quire.services._security import Authorize, Tls, check_caller
 from quire.services._service_spec import DESCRIBE, SERVICE, MethodSpec, ServiceSpec
@@ -269,7 +269,9 @@ class Server(BaseServer):
             if not endpoint.batched:
                 return self._calls.answer(endpoint, data)
             future = self._calls.submit(endpoint, data)
-            context.add_callback(future.cancel)  # a caller who is gone does not wait in the queue
+            # A caller who is gone does not wait in the queue. gRPC refuses the callback of a call that has ended.
+            if not context.add_callback(future.cancel):
+                future.cancel()
             return self._calls.encode(endpoint, future.result())
 
 
@@ -292,7 +294,7 @@ def serve(service: object, host: str = "127.0.0.1", port: int = 0, **options: Un
 
 
 def _abort(context: ServicerContext, status: Status) -> NoReturn:
-    context.set_trailing_metadata(((ERROR_METADATA, status.error_name),))
+    context.set_trailing_metadata(status.metadata)
     context.abort(grpc.StatusCode[status.code], status.message)
     raise AssertionError("abort() raises")
 
