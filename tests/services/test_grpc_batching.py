@@ -206,6 +206,7 @@ def test_batcher_opened_again_runs_one_batch_at_a_time() -> None:
     batcher.close(0)  # gives up before the function returns
     batcher.open()
     futures += [batcher.submit(lambda: pictures(1)) for _ in range(3)]
+    assert [thread for thread in threading.enumerate() if thread.name == "quire work"] == threads
     gate.set()
     assert [len(future.result(20)) for future in futures] == [1, 1, 1, 1]
     assert len(set(threads)) == 1
