@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,6 +130,27 @@ def fill_column(column: Column, value: Any, path: str, shapes: ShapePolicy = "er
     if column.field.kind is FieldKind.SCALAR:
         return ObjectColumn(column.field, [value if row is None else row for row in column.values()])
     return _fill_objects(column, value, path, shapes)
+
+
+def zero_missing(columns: Columns, is_selected: Callable[[FieldPath], bool], path: FieldPath = ()) -> Columns:
+    """Return the columns with zeros in the missing rows of tensors at selected paths; the rows stay missing.
+
+    A function on a whole column has computed something for these rows, too, such as the mean that it subtracts.
+    """
+    changed: dict[str, Column] = {}
+    for name, column in columns.columns.items():
+        own = (*path, name)
+        if column.children:
+            changed[name] = column.map_children(
+                lambda child, own=own: child if child.is_deferred else zero_missing(child, is_selected, own)
+            )
+        elif isinstance(column, TensorColumn) and column.validity is not None and is_selected(own):
+            framework, data = column.framework, column.data
+            if framework.dtype(data) != "string":
+                zero = framework.to_numpy(framework.zeros((), framework.dtype(data)))
+                data = framework.fill_rows(data, ~column.validity, zero)
+                changed[name] = column.with_data(data, column.validity, column.shapes)
+    return replace(columns, columns={**columns.columns, **changed}) if changed else columns
 
 
 def _fill_objects(column: Column, value: Any, path: str, shapes: ShapePolicy) -> Column:
