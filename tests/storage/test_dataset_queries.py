@@ -417,6 +417,24 @@ def test_columns_are_read_by_attribute_and_path(folder: Path) -> None:
     assert {"number", "filter"} <= set(dir(dataset))
 
 
+def test_dir_lists_documented_names_and_fields(folder: Path) -> None:
+    methods = {"column", "faults", "filter", "find", "find_batch", "iter_batches", "map", "map_batch", "narrow"}
+    methods |= {"null_count", "read", "sample", "split", "summary", "take", "to_dataframe", "verify"}
+    attributes = {"document_type", "folder", "nbytes", "options", "schema", "shards"}
+    names = {name for name in dir(open_dataset(folder, Photo)) if not name.startswith("_")}
+    assert names == methods | attributes | set(Photo.model_fields)
+
+
+def test_fields_named_like_internal_attributes_are_columns(tmp_path: Path) -> None:
+    class Layer(BaseDocument):
+        rows: int
+        layout: str
+
+    write_dataset([Layer(rows=n, layout="dense") for n in range(3)], tmp_path, document_type=Layer)
+    dataset = open_dataset(tmp_path, Layer)
+    assert (dataset.rows.tolist(), list(dataset.layout)) == ([0, 1, 2], ["dense"] * 3)
+
+
 def test_only_the_column_is_read(folder: Path) -> None:
     _flip_a_bit(folder)
     dataset = open_dataset(folder, Photo)

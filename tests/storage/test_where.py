@@ -21,9 +21,9 @@ from quire.storage import _where as where_module
 from quire.storage._layout import Layout
 from quire.storage._shard_reader import read_table
 from quire.storage._where import (
+    _Bound,
     _bounds,
     _cache_name,
-    _is_ruled_out,
     _load_rows,
     _may_match,
     _save_rows,
@@ -114,12 +114,12 @@ def test_row_groups_are_ruled_out_when_no_value_within_their_bounds_matches(name
         for most in range(least, 5):
             for values in lists:
                 matches = any(OPERATORS[name](number, values) for number in range(least, most + 1))
-                assert _is_ruled_out(name, values, least, most) is not matches, (values, least, most)
+                assert _Bound("a", name, values).excludes(least, most) is not matches, (values, least, most)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_row_groups_are_kept_when_values_do_not_compare(name: str) -> None:
-    assert _is_ruled_out(name, ["a"], 1, 2) is False
+    assert _Bound("a", name, ["a"]).excludes(1, 2) is False
 
 
 def row_group(*columns: tuple[str, tuple[int, int] | str | None]) -> Any:
@@ -138,7 +138,7 @@ def row_group(*columns: tuple[str, tuple[int, int] | str | None]) -> Any:
 
 
 def test_row_groups_match_when_no_condition_is_ruled_out() -> None:
-    bounds = [("a", "$gt", [5]), ("b", "$in", [1, 2]), ("a", "$lt", [9])]
+    bounds = [_Bound("a", "$gt", [5]), _Bound("b", "$in", [1, 2]), _Bound("a", "$lt", [9])]
     assert _may_match(row_group(("a", (0, 6)), ("b", (2, 3))), bounds)
     assert _may_match(row_group(("other", (0, 1)), ("b", (2, 3))), bounds)
     assert _may_match(row_group(("a", None), ("b", "empty")), bounds)
@@ -147,7 +147,7 @@ def test_row_groups_match_when_no_condition_is_ruled_out() -> None:
 
 
 def test_row_groups_do_not_match_when_one_condition_is_ruled_out() -> None:
-    bounds = [("a", "$gt", [5]), ("b", "$in", [1, 2]), ("a", "$lt", [9])]
+    bounds = [_Bound("a", "$gt", [5]), _Bound("b", "$in", [1, 2]), _Bound("a", "$lt", [9])]
     for columns in (
         [("a", (0, 5)), ("b", (1, 1))],
         [("a", (9, 12)), ("b", (1, 1))],

@@ -66,17 +66,29 @@ class StackOptions:
             dense_framework(self.framework)
 
 
-def stack(schema: Schema, documents: Sequence[Any], options: StackOptions, where: str = "") -> Columns:
-    """Stack documents as columns. A document that is None becomes a row without a document."""
+def stack(
+    schema: Schema,
+    documents: Sequence[Any],
+    options: StackOptions,
+    where: str = "",
+    stacked: Mapping[str, Column] | None = None,
+) -> Columns:
+    """Stack documents as columns. A document that is None becomes a row without a document.
+
+    `stacked` are columns that exist already, by the names of their fields.
+    """
     validity = validity_of(documents)
     try:
         rows = [None if document is None else document.__dict__ for document in documents]
     except AttributeError:
         raise ColumnError(f"{where or schema.name}, {describe_non_document(schema, documents)}") from None
-    columns = {}
+    columns: dict[str, Column] = {}
     for field in schema.fields:
-        path = f"{where or schema.name}.{field.name}"
-        columns[field.name] = stack_values(field, gather(rows, field.name, path, validity), options, path)
+        if stacked and field.name in stacked:
+            columns[field.name] = stacked[field.name]
+        else:
+            path = f"{where or schema.name}.{field.name}"
+            columns[field.name] = stack_values(field, gather(rows, field.name, path, validity), options, path)
     return Columns(schema, columns, len(rows), validity, collect_extra_states(schema, documents))
 
 

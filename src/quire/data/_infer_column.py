@@ -99,7 +99,11 @@ def _relax_field(column: Column) -> Column:
 def stack_inferred(
     schema: Schema, documents: list[Any], options: StackOptions, path: str, describe_row: DescribeRow
 ) -> Columns:
-    """Stack documents whose fields may hold other types than their class says."""
+    """Stack documents whose fields may hold other types than their class says.
+
+    `quire.columns.stack` follows the schema. Here the values decide about each column, at any depth, and the schema
+    follows the columns. So the two share the steps (`gather`, `stack_values`, ...), and not the traversal.
+    """
     validity = validity_of(documents)
     rows = [None if document is None else document.__dict__ for document in documents]
     columns: dict[str, Column] = {}

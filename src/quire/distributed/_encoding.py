@@ -21,32 +21,27 @@ from quire.array import DocumentArray, DocumentBatch
 from quire.codec import approximate_size
 from quire.columns import (
     MODEL_SETTERS,
-    Column,
     Columns,
     ObjectColumn,
     StackOptions,
     TensorColumn,
-    collect_extra_states,
-    gather,
     stack,
-    stack_values,
 )
 from quire.distributed._batches import BLOCK_BYTES
 from quire.distributed._failures import partition_error
 from quire.distributed._prefetch import until_stopped
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, OptionError, PartitionError
-from quire.schema import Field, FieldKind, Schema, parse_path
+from quire.schema import Field, FieldKind, parse_path
 from quire.storage import (
-    CLASS_KEY,
     Layout,
     Paths,
-    RowLocations,
     TensorCodec,
     class_from_arrow,
-    conform_fields,
+    conform_batch,
     loaded_class,
     resolve_columns,
+    stored_class_name,
 )
 from quire.tensors import describe, get_framework
 
@@ -122,19 +117,6 @@ class TensorBuffer:
         return columns
 
 
-def stack_documents(schema: Schema, documents: list[Any], tensors: StackedTensors) -> Columns:
-    """Stack documents into columns; `tensors` are the columns that exist already."""
-    rows = [document.__dict__ for document in documents]
-    numpy, columns = get_framework("numpy"), dict[str, Column]()
-    for field in schema.fields:
-        path = f"{schema.name}.{field.name}"
-        if field.name in tensors:
-            columns[field.name] = TensorColumn(field, tensors[field.name], numpy)
-        else:
-            columns[field.name] = stack_values(field, gather(rows, field.name, path, None), _RAGGED, path)
-    return Columns(schema, columns, len(rows), None, collect_extra_states(schema, documents))
-
-
 @dataclass(frozen=True, eq=False)
 class DocumentLayout:
     """How documents of a class, or some of their fields, are stored in record batches.
@@ -187,24 +169,16 @@ class DocumentLayout:
         if len(set(names)) < len(names):
             duplicate = next(name for name in names if names.count(name) > 1)
             raise DecodeError(f"the data has two columns {duplicate!r}. Rename one of them.")
-        columns = dict(zip(names, zip(batch.schema, batch.columns, strict=True), strict=True))
-        arrays = conform_fields(self.layout.codecs, columns, self.layout.schema, None, len(batch))
-        return self.layout.batch(arrays, len(batch))
+        return conform_batch(self.layout, batch)
 
     def decode(self, batch: pa.RecordBatch) -> Columns:
         """Copy the columns out of a record batch."""
-        return self.layout.gather(self._locate(batch))
+        return self.layout.decode(self.conform(batch))
 
     def decode_parts(self, batch: pa.RecordBatch, rows: int) -> Iterator[Columns]:
         """Decode `rows` rows at a time; large columns are copied when a part is requested."""
         sizes = [min(rows, len(batch) - start) for start in range(0, len(batch), rows)]
-        return self.layout.gather_parts(self._locate(batch), sizes)
-
-    def _locate(self, batch: pa.RecordBatch) -> RowLocations:
-        batch = self.conform(batch)
-        addresses = self.layout.addresses()
-        addresses.add(self.layout.locate(batch), batch)
-        return RowLocations(addresses, np.zeros(len(batch), np.int64), np.arange(len(batch), dtype=np.int64))
+        return self.layout.gather_parts(self.layout.locate_rows(self.conform(batch)), sizes)
 
     def batch(self, columns: Columns) -> DocumentBatch[Any]:
         return DocumentBatch[self.document_type]._wrap(columns)  # type: ignore[name-defined]
@@ -222,7 +196,9 @@ class DocumentLayout:
         `tensors` are the fields whose tensors are stacked already.
         """
         schema = self.layout.schema
-        columns = stack_documents(schema, documents, tensors) if tensors else stack(schema, documents, _RAGGED)
+        numpy = get_framework("numpy")
+        stacked = {name: TensorColumn(schema.by_name[name], data, numpy) for name, data in (tensors or {}).items()}
+        columns = stack(schema, documents, _RAGGED, stacked=stacked)
         if ids is not None:
             columns.set_column(ObjectColumn(columns.columns["id"].field, ids))
         return self.layout.encode(columns)
@@ -240,11 +216,10 @@ def layout_from_arrow(schema: pa.Schema, document_type: type[Any] | None = None)
     It is that of `document_type`; without one, of the class that the schema names if it is loaded, else of a class
     inferred from the schema.
     """
-    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
     known = document_type or loaded_class(schema)
     if known is not None:
         return DocumentLayout(known)
-    return _from_origin(schema.serialize().to_pybytes(), name.rpartition(":")[2].rpartition(".")[2] or "Row", None)
+    return _from_origin(schema.serialize().to_pybytes(), stored_class_name(schema), None)
 
 
 def _from_origin(schema: bytes, name: str, paths: Paths) -> DocumentLayout:

@@ -2,14 +2,14 @@
 
 Modules, from the user's calls down to bytes:
 
-- `_dataset`, `_dataset_writer`, `_parquet_io`: open, write and save datasets;
+- `_dataset`, `_dataset_writer`: open, read, write and save datasets;
+- `_row_reader`, `_row_locations`: rows by number, and by memory address;
 - `_where`, `_statistics`, `_pages`, `_previews`: filters, statistics, and rows for viewers;
-- `_shard_reader`, `_shard_writer`, `_manifest`, `_cache`: shards, the logs that list them, and the cache of copies;
+- `_shard_reader`, `_shard_writer`, `_manifest`: shards, and the logs that list them;
+- `_block_table`, `_verification`: checksums; `_cache`, `_locks`: local copies, and locks between processes;
 - `_layout`, `_arrow_codec`, `_nested_codecs`, `_tensor_codecs`: how each kind of field is stored in Arrow;
-- `_timestamps`: datetimes as timestamps in shards; `_interchange`, `_interchange_codecs`: data for other libraries;
-- `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class;
-- `_block_table`, `_verification`: checksums;
-- `_row_reader`, `_row_locations`: rows by number and by memory address; `_locks`: locks between processes.
+- `_interchange`, `_interchange_codecs`: Arrow data for other libraries;
+- `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class.
 
 Names without an entry in `__all__` are for other packages of quire.
 """
@@ -29,6 +29,7 @@ from quire.storage._block_table import checksum as checksum
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import list_shards as list_shards
+from quire.storage._dataset import load_parquet as load_parquet
 from quire.storage._dataset import split_file as split_file
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
 from quire.storage._dataset_writer import RecordBatchWriter as RecordBatchWriter
@@ -38,9 +39,10 @@ from quire.storage._dataset_writer import iter_columns as iter_columns
 from quire.storage._dataset_writer import prepare_target as prepare_target
 from quire.storage._dataset_writer import replace_dataset as replace_dataset
 from quire.storage._dataset_writer import resolve_document_type as resolve_document_type
+from quire.storage._dataset_writer import save_parquet as save_parquet
+from quire.storage._dataset_writer import save_shard as save_shard
 from quire.storage._interchange import from_arrow as from_arrow
 from quire.storage._interchange import to_arrow as to_arrow
-from quire.storage._layout import CLASS_KEY as CLASS_KEY
 from quire.storage._layout import Layout as Layout
 from quire.storage._layout import Paths as Paths
 from quire.storage._layout import resolve_columns as resolve_columns
@@ -51,19 +53,17 @@ from quire.storage._manifest import Shard
 from quire.storage._manifest import encode_line as encode_line
 from quire.storage._manifest import list_plain_files as list_plain_files
 from quire.storage._pages import Pages as Pages
-from quire.storage._parquet_io import load_parquet as load_parquet
-from quire.storage._parquet_io import save_parquet as save_parquet
-from quire.storage._parquet_io import save_shard as save_shard
 from quire.storage._previews import BytesPreview as BytesPreview
 from quire.storage._previews import ItemCount as ItemCount
 from quire.storage._previews import TensorPreview as TensorPreview
 from quire.storage._row_locations import RowLocations as RowLocations
 from quire.storage._row_reader import RowReader as RowReader
 from quire.storage._schema_conversion import class_from_arrow as class_from_arrow
-from quire.storage._schema_conversion import conform_fields as conform_fields
+from quire.storage._schema_conversion import conform_batch as conform_batch
 from quire.storage._schema_conversion import loaded_class as loaded_class
 from quire.storage._schema_conversion import refuse_unknown_columns as refuse_unknown_columns
 from quire.storage._schema_conversion import register_class as register_class
+from quire.storage._schema_conversion import stored_class_name as stored_class_name
 from quire.storage._sequences import ElementRanges as ElementRanges
 from quire.storage._shard_reader import RangeReader as RangeReader
 from quire.storage._shard_reader import ShardReader as ShardReader

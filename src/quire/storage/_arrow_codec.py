@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -140,6 +140,7 @@ class ArrowCodec(ABC):
     def can_read(self, field: pa.Field) -> bool:
         """Whether an Arrow field needs no conversion: it has the type, and no extension name of another codec."""
         extension = read_extension(field)
+        # Data of other tools has no extension name, and is read if its type alone says what it is.
         is_own = extension == read_extension(self.arrow_field()) or (extension is None and not self.needs_extension)
         return bool(field.type == self.type) and is_own
 
@@ -168,6 +169,8 @@ class ArrowCodec(ABC):
 
     def locate(self, array: pa.Array) -> list[int]:
         """Return the parts of an array and of those nested in it."""
+        # A slice of an array shares its buffers, so every address includes the offset of the slice. Validity is counted
+        # in bits, because a slice may begin within a byte. Bits that say that all rows are valid are not read at all.
         bits = array.buffers()[0]
         has_nulls = bits is not None and array.null_count
         parts = [address_of(bits) * 8 + array.offset if has_nulls else 0, *self.locate_own(array)]
@@ -206,6 +209,16 @@ def address_of(buffer: pa.Buffer | None) -> int:
 def validity_bitmap(validity: Validity) -> pa.Buffer | None:
     """Return validity as an Arrow bitmap."""
     return None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
+
+
+def array_validity(array: pa.Array) -> Validity:
+    """Return which rows of an array have a value; None if all have."""
+    return np.asarray(array.is_valid()) if array.null_count else None
+
+
+def to_offsets(sizes: Any) -> NDArray[np.int64]:
+    """Return where each row begins if rows of these sizes are concatenated, and at last where all of them end."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def mask_missing(values: list[Any], validity: Validity) -> list[Any]:
@@ -255,7 +268,7 @@ class NumberCodec(ArrowCodec):
         return True
 
     def encode(self, column: Column) -> pa.Array:
-        if isinstance(column, ScalarColumn):
+        if isinstance(column, ScalarColumn):  # an array already, whose memory Arrow shares
             array = column.framework.to_numpy(column.data)
             mask = None if column.validity is None else ~column.validity
             return pa.array(np.ascontiguousarray(array), self.type, mask=mask)
@@ -292,38 +305,20 @@ class NumberCodec(ArrowCodec):
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
-def _read_dates(data: NDArray[np.uint8]) -> list[Any]:
-    return [date.fromordinal(_EPOCH + day) for day in data.view(np.int32)[:, 0].tolist()]
-
-
-def _read_times(data: NDArray[np.uint8]) -> list[Any]:
-    parts = [divmod(each, 1_000_000) for each in data.view(np.int64)[:, 0].tolist()]
-    return [time(s // 3600, s // 60 % 60, s % 60, micro) for s, micro in parts]
-
-
-def _read_durations(data: NDArray[np.uint8]) -> list[Any]:
-    return [timedelta(microseconds=each) for each in data.view(np.int64)[:, 0].tolist()]
-
-
-def _read_uuids(data: NDArray[np.uint8]) -> list[Any]:
-    content = data.tobytes()
-    return [UUID(bytes=content[at : at + 16]) for at in range(0, len(content), 16)]
-
-
 class FixedWidthCodec(ArrowCodec):
     """Dates, times, durations and UUIDs: a few bytes each, read as Python objects."""
 
-    __slots__ = ("_read", "_width")
-    types: ClassVar[dict[FieldKind, tuple[pa.DataType, int, Callable[[NDArray[np.uint8]], list[Any]]]]] = {
-        FieldKind.DATE: (pa.date32(), 4, _read_dates),
-        FieldKind.TIME: (pa.time64("us"), 8, _read_times),
-        FieldKind.TIMEDELTA: (pa.duration("us"), 8, _read_durations),
-        FieldKind.UUID: (pa.binary(16), 16, _read_uuids),
+    __slots__ = ("_width",)
+    types: ClassVar[dict[FieldKind, pa.DataType]] = {
+        FieldKind.DATE: pa.date32(),
+        FieldKind.TIME: pa.time64("us"),
+        FieldKind.TIMEDELTA: pa.duration("us"),
+        FieldKind.UUID: pa.binary(16),
     }
 
     def __init__(self, field: Field, path: str) -> None:
-        arrow_type, self._width, self._read = self.types[field.kind]
-        super().__init__(field, path, arrow_type)
+        super().__init__(field, path, self.types[field.kind])
+        self._width: int = self.type.bit_width // 8
 
     @property
     def keeps_order(self) -> bool:
@@ -351,9 +346,22 @@ class FixedWidthCodec(ArrowCodec):
         validity = rows.validity(self.first)
         clear_missing(data, validity)
         try:
-            return ObjectColumn(self.field, mask_missing(self._read(data), validity))
+            return ObjectColumn(self.field, mask_missing(self._to_values(data), validity))
         except (ValueError, OverflowError) as error:
             raise DecodeError(f"{self.path}: a stored number is not a valid {self.field}: {error}.") from error
+
+    def _to_values(self, data: NDArray[np.uint8]) -> list[Any]:
+        kind = self.field.kind
+        if kind is FieldKind.UUID:
+            content = data.tobytes()
+            return [UUID(bytes=content[at : at + 16]) for at in range(0, len(content), 16)]
+        numbers = data.view(f"i{self._width}")[:, 0].tolist()
+        if kind is FieldKind.DATE:
+            return [date.fromordinal(_EPOCH + day) for day in numbers]
+        if kind is FieldKind.TIMEDELTA:
+            return [timedelta(microseconds=number) for number in numbers]
+        parts = [divmod(number, 1_000_000) for number in numbers]
+        return [time(s // 3600, s // 60 % 60, s % 60, micro) for s, micro in parts]
 
 
 _WALL_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times, as all others here
@@ -405,6 +413,7 @@ class DatetimeCodec(ArrowCodec):
     def locate(self, array: pa.Array) -> list[int]:
         if pa.types.is_struct(array.type):
             return super().locate(array)
+        # Timestamps have no zones: zeros stand for the parts of the codec that reads them.
         bits, data = array.buffers()
         validity = address_of(bits) * 8 + array.offset if bits is not None and array.null_count else 0
         kind = _UTC if array.type.tz else _NAIVE
@@ -423,6 +432,7 @@ class DatetimeCodec(ArrowCodec):
     def encode(self, column: Column) -> pa.Array:
         values = column.values()
         validity = validity_of(values)
+        # The local time is stored, and not the time in UTC: the rules of a time zone may change until it is read.
         wall = [_WALL_EPOCH if value is None else value.replace(tzinfo=None, fold=0) for value in values]
         at = np.array(wall, "datetime64[us]").astype(np.int64)
         zone = self._zone.encode(ObjectColumn(self._zone.field, [self._zone_of(value) for value in values]))
@@ -439,6 +449,20 @@ class DatetimeCodec(ArrowCodec):
             raise self.encode_error(f"the time zone of {value!r} has no offset from UTC.")
         wall = value.replace(tzinfo=None).isoformat()
         return "UTC" if value.tzinfo is timezone.utc else value.isoformat()[len(wall) :]
+
+    @staticmethod
+    def _with_zone(at: Any, zone: str | None) -> datetime:
+        """Return a local time in the zone that `_zone_of` wrote."""
+        if not isinstance(at, datetime):
+            raise TypeError(f"{at} microseconds are outside of the years that a datetime can have")
+        if zone is None:
+            return at
+        if zone == "UTC":
+            return at.replace(tzinfo=timezone.utc)
+        name, sharp, fold = zone.partition("#")
+        if sharp:
+            return at.replace(tzinfo=ZoneInfo(name), fold=int(fold))
+        return datetime.fromisoformat(at.isoformat() + zone)
 
     def narrowest_type(self, array: pa.Array) -> pa.DataType | None:
         """Return the timestamp type that holds an array of structs without loss, or its own type; None without values.
@@ -457,11 +481,10 @@ class DatetimeCodec(ArrowCodec):
     def narrow(self, array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
         """Return an array of structs as timestamps of its narrowest type; the times are not copied."""
         at = array.field(0)
-        validity = None if not array.null_count else np.asarray(array.is_valid())
         data = at.buffers()[1]
         if data is not None:
             data = data.slice(at.offset * 8, len(at) * 8)
-        return pa.Array.from_buffers(arrow_type, len(at), [validity_bitmap(validity), data])
+        return pa.Array.from_buffers(arrow_type, len(at), [validity_bitmap(array_validity(array)), data])
 
     def to_own_type(self, array: pa.Array) -> pa.Array:
         if pa.types.is_struct(array.type):
@@ -471,15 +494,14 @@ class DatetimeCodec(ArrowCodec):
             data = data.slice(array.offset * 8, len(array) * 8)
         times = pa.Array.from_buffers(NAIVE, len(array), [None, data])
         zone = pa.repeat("UTC", len(array)) if array.type.tz else pa.nulls(len(array), pa.string())
-        validity = None if not array.null_count else np.asarray(array.is_valid())
-        return pa.Array.from_buffers(self.type, len(array), [validity_bitmap(validity)], children=[times, zone])
+        bits = validity_bitmap(array_validity(array))
+        return pa.Array.from_buffers(self.type, len(array), [bits], children=[times, zone])
 
     def gather(self, rows: RowLocations) -> Column:
         validity = rows.validity(self.first)
         at = rows.gather_fixed(self.first + 1, 8).view("datetime64[us]")[:, 0]
-        if validity is not None:
-            at[~validity] = 0
-        kinds = rows.part(self.first + 2)
+        clear_missing(at, validity)
+        kinds = rows.part(self.first + 2)  # record batches of one dataset may have different types
         zones: list[Any] = ["UTC" if is_utc else None for is_utc in (kinds == _UTC).tolist()]
         zoned = np.flatnonzero(kinds == _ZONED)
         try:
@@ -487,23 +509,10 @@ class DatetimeCodec(ArrowCodec):
                 own = self._zone.gather(rows.select(zoned)).values()
                 for row, zone in zip(zoned.tolist(), own, strict=True):
                     zones[row] = zone
-            values = list(map(_with_zone, at.tolist(), zones))
+            values = list(map(self._with_zone, at.tolist(), zones))
         except (ValueError, TypeError, OverflowError, ZoneInfoNotFoundError) as error:
             raise DecodeError(f"{self.path}: a stored time is not a valid {self.field}: {error}.") from error
         return ObjectColumn(self.field, mask_missing(values, validity))
-
-
-def _with_zone(at: Any, zone: str | None) -> datetime:
-    if not isinstance(at, datetime):
-        raise TypeError(f"{at} microseconds are outside of the years that a datetime can have")
-    if zone is None:
-        return at
-    if zone == "UTC":
-        return at.replace(tzinfo=timezone.utc)
-    name, sharp, fold = zone.partition("#")
-    if sharp:
-        return at.replace(tzinfo=ZoneInfo(name), fold=int(fold))
-    return datetime.fromisoformat(at.isoformat() + zone)
 
 
 # --- values of any length
@@ -545,9 +554,10 @@ class BinaryCodec(ArrowCodec):
 
     def from_packed(self, data: Any, offsets: NDArray[np.int64], validity: Validity) -> pa.Array:
         """Return the array of concatenated rows."""
-        if offsets[-1] >= 1 << 31:
+        if offsets[-1] >= 1 << 31:  # the offsets of Arrow's binary type have 32 bits
             raise self.encode_error("one record batch would hold 2 GiB or more; write fewer rows at a time.")
         if self.type == pa.string():
+            # Packed columns of a batch may hold bytes that nobody has decoded yet. Arrow would write them unchecked.
             try:
                 self.check_utf8(data, offsets, validity)
             except DecodeError as error:
@@ -562,7 +572,7 @@ class BinaryCodec(ArrowCodec):
         All rows are decoded at once: if none begins in the middle of a character, each is valid by itself.
         """
         content = data if isinstance(data, bytes) else bytes(data)
-        if content.isascii():
+        if content.isascii():  # the common case, and much faster than decoding
             return
         starts = offsets[:-1][offsets[:-1] < len(content)]
         try:
@@ -695,6 +705,7 @@ class EnumTextCodec(AsTextCodec):
         return [member.value, member.name]  # earlier files have names
 
     def can_read(self, field: pa.Field) -> bool:
+        # Other texts are converted, which validates them: they may be no values of the enum.
         return read_kind(field) == "enum" and super().can_read(field)
 
     def dump(self, value: Any) -> str:
@@ -728,8 +739,8 @@ class EnumNumberCodec(NumberCodec):
         return super().encode(ObjectColumn(self.field, numbers))
 
     def gather(self, rows: RowLocations) -> Column:
-        validity = rows.validity(self.first)
-        numbers = mask_missing(self.gather_numbers(rows).tolist(), validity)
+        numbers = mask_missing(self.gather_numbers(rows).tolist(), rows.validity(self.first))
+        # There are few members and many rows: look up each member once.
         members: dict[Any, Any] = {None: None}
         try:
             for number in set(numbers) - {None}:
@@ -772,6 +783,7 @@ class MessageCodec(BinaryCodec):
 
     def dump_values(self, values: list[Any], validity: Validity) -> list[bytes]:
         try:
+            # A message does not name the member of a union. Values that would be read as another one are errors now.
             if wire.has_ambiguous_union(self.field):
                 wire.check_unions(self._schema, self.field, values, allow_pickle=False)
             return [b"" if value is None else wire.value_message(value) for value in values]
@@ -780,7 +792,7 @@ class MessageCodec(BinaryCodec):
 
     def load_column(self, column: PackedColumn) -> Column:
         options = wire.ReadOptions(types=_enums_of(self.field))
-        view = memoryview(column.data)
+        view = memoryview(column.data)  # slices of a view are not copied
         spans = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
         messages = mask_missing([view[start:end] for start, end in spans], column.validity)
         try:
@@ -809,6 +821,7 @@ def _wrap(field: Field, value: Any) -> Any:
     if field.kind is FieldKind.DICT and len(field.items) == 2:
         return {_wrap(field.items[0], key): _wrap(field.items[1], item) for key, item in value.items()}
     if field.kind is FieldKind.UNION:
+        # The first member that takes a value of this type: pydantic validates the result against all of them.
         kind = FieldKind.TEXT if type(value) is str else FieldKind.BYTES if type(value) is bytes else None
         member = next((item for item in field.items if item.kind is kind or item.type is type(value)), None)
         return value if member is None else _wrap(member, value)

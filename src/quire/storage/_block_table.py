@@ -134,6 +134,8 @@ class BlockTable:
     @cached_property
     def _span_array(self) -> NDArray[np.intp]:
         """For each block and column, its first region and the one after its last."""
+        # Regions are sorted and none crosses the border of a column, so those of a column are the ones from its first
+        # byte up to the first byte after it. A column without bytes has none.
         starts = np.ascontiguousarray(self.regions[:, 0])
         begins, sizes = self.columns[..., 0], self.columns[..., 1]
         first = np.searchsorted(starts, begins)
@@ -174,6 +176,8 @@ class BlockTable:
         first, end = self._split_columns.get(offset, (0, 0))
         if end - first < 2:
             return None
+        # The pieces are found again by division, `offset // size`, so all but the last must have one size. The last has
+        # the padding of the buffer as well. If another writer split the data otherwise, it is verified as a whole.
         sizes = self.regions[first:end, 1]
         size, last = int(sizes[0]), int(sizes[-1])
         is_even = bool((sizes[:-1] == size).all()) and last < size + _PADDING and (not width or size % width == 0)
@@ -253,7 +257,7 @@ def parse_table(data: memoryview) -> BlockTable:
     for number in range(count):
         raw, flags, offset, length = _SECTION.unpack_from(data, _HEADER.size + number * _SECTION.size)
         name = raw.rstrip(b"\0").decode("ascii", "replace")
-        if flags & _REQUIRED and name not in _KNOWN:
+        if flags & _REQUIRED and name not in _KNOWN:  # others may be ignored, so later versions can add some
             raise StorageError(f"the shard uses {name!r}, which this version of quire does not know; update quire.")
         sections[name] = data[offset : offset + length]
     return BlockTable(
@@ -273,6 +277,7 @@ Read = Callable[[int, int], Any]
 
 def footer_start(read: Read, size: int, kind: str) -> int:
     """Return the offset of the footer of a Parquet or Arrow file of a size."""
+    # Files of both formats end with the footer, its length in 4 bytes, and a magic number.
     magic = _FOOTERS[kind]
     end = size - len(magic) - 4
     tail = bytes(read(end, size)) if end >= 0 else b""
@@ -345,6 +350,8 @@ class TableBuilder:
         sizes = [len(self.blocks) * 32, cells * 16, count * REGION_BYTES, cells * 8, len(names)]
         if lengths:
             sizes.append(len(lengths))
+        # The last region is the footer, which begins where the table ends. So the length of the table must be known
+        # before its regions are, and it is: it depends on their number alone.
         directory = _HEADER.size + len(sizes) * _SECTION.size
         size = directory + sum(sizes) + TRAILER_BYTES
         regions = [*self.regions, (offset + size, len(footer), checksum(footer))]

@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -71,6 +71,7 @@ class ShardCache:
     def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int | None = None) -> None:
         if max_bytes is not None and max_bytes <= 0:
             raise OptionError(f"max_bytes is a number of bytes above 0, got {max_bytes}.")
+        # The dataclass is frozen, so that caches can be compared and hashed: attributes are set past it.
         place = default_folder() if folder is None else Path(folder).expanduser().absolute()
         object.__setattr__(self, "folder", place)
         self._make_folder()
@@ -124,7 +125,7 @@ class ShardCache:
     def _ensure(self, key: str, make: Make) -> None:
         """Create the file unless it exists. The caller holds the lock of the key."""
         path = self._path(key)
-        if _touch(path):
+        if _touch(path):  # another process created it while this one waited for the lock
             return
         self._drop(key)
         part = self._part_folder(key) / key
@@ -162,12 +163,15 @@ class ShardCache:
 
     def _admit(self, part: Path, path: Path, size: int) -> None:
         """Rename the new file to its key when there is room for it."""
+        # The size was measured, and room is made, before the file has its name: so the limit holds at any moment, and
+        # the lock on `room.lock` keeps two processes from counting on the same free space.
         while True:
             with self._room():
                 busy = self._make_room(size)
                 if busy is None:
                     part.replace(path)
                     return
+            # Wait without `room.lock`: the process that holds the lock of the busy file may need it to finish.
             with lock_file(self._lock_path(busy)):
                 continue  # the process that was about to open that file has opened it
 
@@ -177,7 +181,7 @@ class ShardCache:
         excess = sum(entry.size for entry in files) + size - self.max_bytes
         if excess <= 0:
             return None
-        self._sweep()
+        self._sweep()  # unfinished files of killed processes do not count, but take up the disk
         busy = None
         for entry in files:
             if excess <= 0:
@@ -204,11 +208,14 @@ class ShardCache:
                     self._drop(key)
 
     def _files(self) -> list[_Entry]:
-        try:
-            with os.scandir(self.folder) as entries:
-                return [entry for file in entries if _KEY.fullmatch(file.name) and (entry := _read_entry(file))]
-        except FileNotFoundError:
-            return []
+        files: list[_Entry] = []
+        with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            for file in entries:
+                if _KEY.fullmatch(file.name):
+                    with suppress(FileNotFoundError):  # another process has removed it in the meantime
+                        status = file.stat()
+                        files.append(_Entry(status.st_mtime_ns, file.name, status.st_size))
+        return files
 
     # --- places and locks
 
@@ -248,14 +255,6 @@ class ShardCache:
         """Return half of the free disk space. Files of the cache count as free, so it does not shrink as it fills."""
         free = shutil.disk_usage(self.folder).free + self.total_bytes()
         return max(1, min(free // 2, _DEFAULT_MAX_BYTES))
-
-
-def _read_entry(file: os.DirEntry[str]) -> _Entry | None:
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return None  # removed in the meantime
-    return _Entry(status.st_mtime_ns, file.name, status.st_size)
 
 
 def _touch(path: Path) -> bool:

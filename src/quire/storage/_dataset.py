@@ -54,10 +54,10 @@ from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.schema import join_path, parse_path
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
-from quire.storage._layout import CLASS_KEY, Layout, layout_fingerprint, paths_within, resolve_columns
+from quire.storage._layout import Layout, layout_fingerprint, paths_within, resolve_columns
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
 from quire.storage._row_reader import RowReader
-from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns
+from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns, stored_class_name
 from quire.storage._shard_reader import (
     ShardReader,
     count_rows,
@@ -139,6 +139,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def _list_shards(self) -> tuple[Shard, ...]:
         """Return the shards that have rows; the number of rows of plain files is in their footers."""
         shards = list_shards(self.folder, self._file, self.options)
+        # Footers may be remote, and each takes a request or two: read some at a time.
         if any(shard.rows < 0 for shard in shards):
             with ThreadPoolExecutor(_FOOTERS) as pool:
                 shards = list(pool.map(lambda shard: count_rows(self.folder, shard), shards))
@@ -254,6 +255,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             parts.append([(start + rows, scores) for rows, scores in results])
             start += len(columns)
         nearest = [merge_nearest(results, metric, limit) for results in zip(*parts, strict=True)]
+        # The nearest rows of all queries are read at once, and a row that is near to several queries is read once.
         positions = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in nearest)]))
         batch = self._with_state(rows=self._row_reader.stored_rows(positions)).read()
         return [Found(batch.take(np.searchsorted(positions, rows)).unstack(), scores) for rows, scores in nearest]
@@ -391,6 +393,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self.document_type.document_schema().resolve(parse_path(path))
         if self._row_reader.rows is not None:
             return None
+        # A shard of another version of the class may lack the column, or have it under another name or type.
         whole = layout_fingerprint(self.document_type.document_schema())
         counts = [read_null_count(self.folder, shard, path) if shard.layout == whole else None for shard in self.shards]
         return None if None in counts else sum(count for count in counts if count is not None)
@@ -453,6 +456,7 @@ def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Fold
                 f"{' or '.join(SUFFIXES.values())}. Files of save_binary are read by load_binary."
             )
         return folder, None
+    # Spark writes folders whose names end with '.parquet', so the suffix alone does not make it a file.
     parent, _, name = folder.url.rpartition("/")
     outside = open_folder(parent or "/", remote)
     return (outside, name) if outside.exists(name) else (folder, None)
@@ -469,8 +473,7 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     for key, value in partition_values(shards[0].name).items():
         if key not in schema.names:
             schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
-    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
-    return loaded_class(schema) or class_from_arrow(schema, name.rpartition(":")[2].rpartition(".")[2] or "Row")
+    return loaded_class(schema) or class_from_arrow(schema, stored_class_name(schema))
 
 
 def open_dataset(
@@ -501,3 +504,8 @@ def open_dataset(
     dataset: StoredDataset[DocT] = StoredDataset[row_type](url, columns, where, options)
     dataset._refuse_unknown_columns(extra)
     return dataset
+
+
+def load_parquet(document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> Any:
+    """Read all rows of a file or a dataset into a batch; of `BaseDocument`, the class is that of the file."""
+    return open_dataset(path, None if document_type is BaseDocument else document_type, **more).read()

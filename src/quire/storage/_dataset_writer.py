@@ -45,8 +45,7 @@ from quire.storage._manifest import (
 )
 from quire.storage._schema_conversion import conform_fields
 from quire.storage._shard_reader import read_arrow_schema, recover_shard
-from quire.storage._shard_writer import Format, ShardFile
-from quire.storage._timestamps import TimestampChooser
+from quire.storage._shard_writer import Format, ShardFile, TimestampChooser
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -114,6 +113,8 @@ class RecordBatchWriter:
 
     def _add(self, batch: pa.RecordBatch) -> None:
         """Collect small record batches up to about the size of a row group, and write them as one."""
+        # Every row group costs metadata, a checksum per column, and a request: a stream of small batches, or of single
+        # documents, must not become as many row groups.
         size = batch.nbytes
         if self._waiting and self._waiting_bytes + size > self.options.group_bytes:
             self._flush()
@@ -128,6 +129,7 @@ class RecordBatchWriter:
         whole = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         whole = self._timestamps.convert(whole)
+        # A file has one type for each column, so a column of datetimes that changes its type begins a new shard.
         fields = whole.schema if self._timestamps.applies else None
         if fields is not None and self._shard is not None and self._shard.fields != fields:
             self._finish_shard()
@@ -261,6 +263,8 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
         )
     if options.mode != "resume":
         return manifest
+    # A file gets its name when it is complete, and its line in the log after that. A writer that was killed in between
+    # has left a complete shard without a line: it is added here, so that none of its rows is written again.
     writers = {writer_name(name) for name in manifest.logs}
     shards = list(manifest.shards)
     for writer in sorted(strays):
@@ -284,6 +288,9 @@ def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
         raise StorageError(
             f"{display_uri(folder.url)}: another writer has overwritten the dataset in the meantime. Write it again."
         )
+    # Publishing the log is the moment of the replacement: readers see the old shards before, and the new ones after.
+    # Old files are deleted last. A writer that is killed in between leaves files that no log lists, and old logs that
+    # the new one has replaced: the next replacement removes them.
     logs = (*before.logs, *before.old_logs)
     log.publish(logs)
     after = read_manifest(folder, remote)
@@ -313,6 +320,7 @@ def confirm_append(folder: Folder, log: Log, remote: RemoteOptions) -> None:
 
 def count_rows_within(batch: pa.RecordBatch, size: int) -> int:
     """Return the number of rows of a batch that have about `size` bytes."""
+    # Up to half of it more is not split off: a row group of a few rows is slow to read.
     total = batch.nbytes
     return len(batch) or 1 if total <= size * 3 // 2 else max(1, len(batch) * size // total)
 
@@ -412,3 +420,65 @@ def _skip_rows(items: Iterable[Any], count: int) -> Iterator[Any]:
         else:
             count -= rows_of(item)
     yield from iterator
+
+
+# --- arrays and batches in one call
+
+
+def save_parquet(data: Any, document_type: type[Any], path: str | os.PathLike[str], **more: Any) -> None:
+    """Write the documents of an array or a batch: to one plain file if the path ends with .parquet, else a dataset."""
+    if not os.fspath(path).endswith(".parquet"):
+        write_dataset(data, path, document_type, **more)
+        return
+    check_options("save_parquet", more, WriteOptions.__dataclass_fields__)
+    options = WriteOptions(**more)
+    if options.mode != "create" or options.format != "parquet":
+        raise OptionError(
+            "a single Parquet file is always replaced: mode and format are options of datasets in folders."
+        )
+    save_shard(data, document_type, path, options)
+
+
+def save_shard(data: Any, document_type: type[Any], path: str | os.PathLike[str], options: WriteOptions) -> None:
+    """Write documents or batches, from any iterable, to one plain Parquet or Arrow file.
+
+    A file has one type for each column. Datetimes are timestamps if all of them have no zone, or are in UTC. Documents
+    of an iterator are written as they come, before that is known, and have the general type.
+    """
+    items = [data] if hasattr(data, "_columns") else data
+    layout = Layout(document_type.document_schema(), options.tensor_storage)
+    if iter(items) is items or not _write_file(items, layout, path, options, TimestampChooser(layout)):
+        _write_file(items, layout, path, options, None)
+
+
+def _write_file(
+    items: Iterable[Any],
+    layout: Layout,
+    path: str | os.PathLike[str],
+    options: WriteOptions,
+    timestamps: TimestampChooser | None,
+) -> bool:
+    """Write a file; return False, and write nothing, if the chosen types of datetimes do not fit all of them."""
+    parent, slash, name = os.fspath(path).rpartition("/")
+    folder, compression = open_folder(parent + slash or ".", options.remote), options.compression or {}
+    file: ShardFile | None = None
+    try:
+        for columns in iter_columns(items, layout.schema, options.group_bytes):
+            batch = layout.encode(columns)
+            rows = count_rows_within(batch, options.group_bytes)
+            for start in range(0, len(batch), rows):
+                part = batch.slice(start, rows)
+                if timestamps is not None:
+                    part = timestamps.convert(part)
+                file = file or ShardFile(folder, name, layout, compression, fields=part.schema)
+                if file.fields != part.schema:
+                    file.abandon(EncodeError("a column has datetimes of several kinds"))
+                    return False
+                file.write(part)
+        file = file or ShardFile(folder, name, layout, compression)
+    except BaseException as error:
+        if file is not None:
+            file.abandon(error)
+        raise
+    file.finish()
+    return True

@@ -58,6 +58,8 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
     schema = document_type.document_schema()
     if not schema.fields:
         raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
+    # An Arrow stream begins with its schema, and the types of tensors and datetimes depend on values: the first rows
+    # decide. Later rows that do not fit are errors.
     rows = iter(documents)
     block = list(islice(rows, _ROWS))
     features = {field.name: _feature(field, _present_values(block, field.name)) for field in schema.fields}
@@ -66,14 +68,21 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
         [pa.field(name, feature.type) for name, feature in features.items()],
         {"huggingface": json.dumps({"info": {"features": descriptions}})},
     )
-    name, total = "data-00000-of-00001.arrow", 0
-    with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
+    file_name, total = "data-00000-of-00001.arrow", 0
+    with pa.OSFile(str(folder / file_name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
         while block:
-            writer.write_batch(_to_batch(block, features, arrow_schema, total))
+            arrays = []
+            for name, feature in features.items():
+                values = [feature.to_arrow(document.__dict__.get(name)) for document in block]
+                try:
+                    arrays.append(pa.array(values, feature.type))
+                except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+                    raise EncodeError(f"rows {total} to {total + len(block) - 1}, {name}: {error}") from error
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=arrow_schema))
             total += len(block)
             block = list(islice(rows, _ROWS))
     info = {"features": descriptions, "citation": "", "description": "", "license": ""}
-    state = {**_STATE, "_data_files": [{"filename": name}]}
+    state = {**_STATE, "_data_files": [{"filename": file_name}]}
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
     (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     return total
@@ -81,17 +90,6 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
 
 def _present_values(documents: Sequence[Any], name: str) -> list[Any]:
     return [value for document in documents if (value := document.__dict__.get(name)) is not None]
-
-
-def _to_batch(block: list[Any], features: dict[str, _Feature], schema: pa.Schema, first: int) -> pa.RecordBatch:
-    arrays = []
-    for name, feature in features.items():
-        values = [feature.to_arrow(document.__dict__.get(name)) for document in block]
-        try:
-            arrays.append(pa.array(values, feature.type))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise EncodeError(f"rows {first} to {first + len(block) - 1}, {name}: {error}") from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _feature(field: Field, sample: list[Any]) -> _Feature:
@@ -108,12 +106,6 @@ def _value_feature(arrow_type: pa.DataType, convert: Callable[[Any], Any]) -> _F
 def _describe(arrow_type: pa.DataType) -> dict[str, str]:
     names = {"double": "float64", "float": "float32", "halffloat": "float16", "date32[day]": "date32"}
     return {"dtype": names.get(str(arrow_type), str(arrow_type)), "_type": "Value"}
-
-
-def _number_feature(field: Field, _: list[Any]) -> _Feature | None:
-    if field.type not in NumberCodec.types:
-        return None
-    return _value_feature(NumberCodec.types[field.type][0], field.type)
 
 
 def _list_feature(field: Field, _: list[Any]) -> _Feature | None:
@@ -228,7 +220,9 @@ def _document_feature(field: Field, sample: list[Any]) -> _Feature | None:
 
 _Build = Callable[[Field, list[Any]], _Feature | None]
 _FEATURES: Mapping[FieldKind, _Build] = {
-    FieldKind.SCALAR: _number_feature,
+    FieldKind.SCALAR: lambda field, _: (
+        _value_feature(NumberCodec.types[field.type][0], field.type) if field.type in NumberCodec.types else None
+    ),
     FieldKind.TEXT: lambda *_: _value_feature(pa.string(), str),
     FieldKind.BYTES: lambda *_: _value_feature(pa.binary(), bytes),
     FieldKind.UUID: lambda *_: _value_feature(pa.string(), str),

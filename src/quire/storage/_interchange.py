@@ -17,7 +17,7 @@ from quire.columns import Columns, concat_columns
 from quire.errors import DecodeError, DocumentTypeError
 from quire.schema import FieldPath, Schema
 from quire.storage._layout import InterchangeLayout, Layout, resolve_columns
-from quire.storage._schema_conversion import conform_fields, refuse_unknown_columns
+from quire.storage._schema_conversion import conform_batch, refuse_unknown_columns
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def open_stream(dataset: StoredDataset[Any]) -> pa.RecordBatchReader:
     layout = InterchangeLayout(schema, reader.layout.paths, in_utc=True)
     codecs = layout.inferred_codecs()
     if codecs and len(dataset):
+        # Encode parts with another layout until each of its codecs has seen a value, and take over the types.
         prefix = f"{layout.schema.name}."
         columns = sorted({path.removeprefix(prefix).replace("[]", "") for path in codecs})
         narrow = dataset.narrow(columns)._row_reader
@@ -72,7 +73,16 @@ def open_stream(dataset: StoredDataset[Any]) -> pa.RecordBatchReader:
 def from_arrow(document_type: type[Any], data: Any, extra: Extra) -> Columns:
     """Return the columns of a class from any object with Arrow data."""
     check_extra(extra)
-    reader = _open_reader(data)
+    if hasattr(data, "__arrow_c_stream__"):
+        reader = pa.RecordBatchReader.from_stream(data)
+    elif hasattr(data, "__arrow_c_array__"):
+        batch = pa.record_batch(data)
+        reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    else:
+        raise DocumentTypeError(
+            "from_arrow() takes an object with Arrow data (__arrow_c_stream__), such as a data frame of polars, a "
+            f"table of pyarrow or a relation of DuckDB, got {describe(data)}. from_dataframe() reads pandas."
+        )
     schema: Schema = document_type.document_schema()
     where = f"{schema.name} from {type(data).__name__}"
     names = reader.schema.names
@@ -88,19 +98,5 @@ def from_arrow(document_type: type[Any], data: Any, extra: Extra) -> Columns:
 
 
 def _decode(layout: Layout, batch: pa.RecordBatch) -> Columns:
-    batch.validate(full=True)
-    arrays = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
-    conformed = conform_fields(layout.codecs, arrays, layout.schema, None, len(batch))
-    return layout.decode(layout.batch(conformed, len(batch)))
-
-
-def _open_reader(data: Any) -> pa.RecordBatchReader:
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data)
-    if hasattr(data, "__arrow_c_array__"):
-        batch = pa.record_batch(data)
-        return pa.RecordBatchReader.from_batches(batch.schema, [batch])
-    raise DocumentTypeError(
-        "from_arrow() takes an object with Arrow data (__arrow_c_stream__), such as a data frame of polars, a table of "
-        f"pyarrow or a relation of DuckDB, got {describe(data)}. from_dataframe() reads pandas."
-    )
+    batch.validate(full=True)  # rows are gathered by address, and the data may come from anywhere
+    return layout.decode(conform_batch(layout, batch))

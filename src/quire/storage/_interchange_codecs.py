@@ -21,8 +21,8 @@ from quire.codec import to_wire_array
 from quire.columns import Column, ObjectColumn, RaggedColumn, TensorColumn, Validity, validity_of
 from quire.errors import CodecError, TensorError
 from quire.schema import Field
-from quire.storage._arrow_codec import KIND_KEY, NAIVE, UTC, ArrowCodec, validity_bitmap
-from quire.storage._nested_codecs import OffsetsCodec, offsets_of
+from quire.storage._arrow_codec import KIND_KEY, NAIVE, UTC, ArrowCodec, to_offsets, validity_bitmap
+from quire.storage._nested_codecs import OffsetsCodec
 from quire.storage._row_locations import RowLocations
 from quire.storage._tensor_codecs import dense_framework
 from quire.tensors import common_dtype
@@ -101,9 +101,20 @@ class TimestampCodec(InferredCodec):
     def _infer(self, values: Sequence[datetime]) -> pa.DataType:
         if values[0].tzinfo is None:
             return NAIVE
-        zones = {_zone_name(value) for value in values}
+        # One zone for all rows: Arrow keeps it in the type. Times of several zones are the same moments in UTC.
+        zones = {self._zone_name(value) for value in values}
         zone = zones.pop() if len(zones) == 1 and not self.in_utc else None
         return pa.timestamp("us", zone or "UTC")
+
+    @staticmethod
+    def _zone_name(value: datetime) -> str | None:
+        """Return the name of a zone that Arrow knows; None if there is none."""
+        if isinstance(value.tzinfo, ZoneInfo):
+            return value.tzinfo.key
+        offset = value.utcoffset()
+        if offset is None or offset % timedelta(minutes=1):
+            return None
+        return value.strftime("%z")[:3] + ":" + value.strftime("%z")[3:5] if offset else "UTC"
 
     def _since_epoch(self, value: datetime) -> int:
         if value.utcoffset() is None:
@@ -112,16 +123,6 @@ class TimestampCodec(InferredCodec):
         if not _FIRST <= since <= _LAST:
             raise self.encode_error(f"{value.isoformat()} is outside of the years 1 to 9999 in UTC.")
         return since
-
-
-def _zone_name(value: datetime) -> str | None:
-    """Return the name of a zone that Arrow knows; None if there is none."""
-    if isinstance(value.tzinfo, ZoneInfo):
-        return value.tzinfo.key
-    offset = value.utcoffset()
-    if offset is None or offset % timedelta(minutes=1):
-        return None
-    return value.strftime("%z")[:3] + ":" + value.strftime("%z")[3:5] if offset else "UTC"
 
 
 class TensorListCodec(InferredCodec):
@@ -156,6 +157,7 @@ class TensorListCodec(InferredCodec):
     def _nest(self, items: pa.Array, shapes: NDArray[np.int64], validity: Validity) -> pa.Array:
         """Put lists around the elements of all tensors, from the last axis to the first."""
         axes = shapes.shape[1]
+        # Axes whose size the field declares become lists of that size, which other libraries read faster.
         declared = self.field.spec.shape or (None,) * axes
         sizes = [size if isinstance(size, int) and size and len(declared) == axes else None for size in declared]
         for axis in reversed(range(axes)):
@@ -172,7 +174,7 @@ class TensorListCodec(InferredCodec):
                     "such as (0, 4) would be lost. Declare the size in the type of the field."
                 )
             lengths = np.repeat(shapes[:, axis], lists)
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            offsets = to_offsets(lengths)
             if offsets[-1] >= 1 << 31:
                 raise self.encode_error("the tensors have 2,147,483,648 elements or more; convert fewer rows.")
             buffers = [bits, pa.py_buffer(offsets.astype(np.int32))]
@@ -244,7 +246,7 @@ class ValueListCodec(OffsetsCodec):
         values = column.values()
         lists = [() if value is None else list(value) for value in values]
         items = self.item.encode(ObjectColumn(self.item.field, list(chain.from_iterable(lists))))
-        return self.from_items(items, offsets_of(lists), validity_of(values))
+        return self.from_items(items, to_offsets([*map(len, lists)]), validity_of(values))
 
 
 class MapCodec(OutputCodec):
@@ -269,7 +271,7 @@ class MapCodec(OutputCodec):
         entries = pa.Array.from_buffers(
             pa.struct([arrow_type.key_field, value_field]), len(keys), [None], children=[keys, items]
         )
-        offsets = offsets_of(dicts)
+        offsets = to_offsets([*map(len, dicts)])
         if offsets[-1] >= 1 << 31:
             raise self.encode_error("the dicts have 2,147,483,648 entries or more; convert fewer rows.")
         buffers = [validity_bitmap(validity_of(column.values())), pa.py_buffer(offsets.astype(np.int32))]

@@ -126,6 +126,7 @@ class Layout:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the names and types of all fields."""
+        # The digest is stored in logs and in names of cached files: what goes into it must never change.
         fields = [(f.name, str(f.type), f.nullable, sorted((f.metadata or {}).items())) for f in self.fields]
         return hashlib.blake2b(repr(fields).encode(), digest_size=8).hexdigest()
 
@@ -256,6 +257,7 @@ def _choose_codecs(schema: Schema, path: str, storage: str, paths: Paths) -> Seq
     codecs = []
     for field in schema.fields:
         field_path = f"{path}.{field.name}"
+        # Of a nested document, only the fields at the paths are read: pass on what is left of the paths below it.
         below = None if paths is None else [rest[1:] for rest in paths if rest[0] == field.name]
         if below is not None and () in below:
             below = None  # the path of the field itself: all of it is read
@@ -281,13 +283,13 @@ def _interchange_codec(field: Field, path: str, storage: str, paths: Paths = Non
 
 
 def _document_codec(field: Field, path: str, storage: str, paths: Paths) -> ArrowCodec | None:
-    if field.recursive:
+    if field.recursive:  # a struct cannot contain itself: such documents are stored as messages
         return None
     schema = _select_fields(field.document_type.document_schema(), paths)
     codecs = _choose_codecs(schema, path, storage, paths)
     if field.kind is FieldKind.DOCUMENT:
         return DocumentCodec(field, path, schema, codecs)
-    item = Field("item", FieldKind.DOCUMENT, field.document_type)
+    item = Field("item", FieldKind.DOCUMENT, field.document_type)  # a document of the array, for paths and errors
     return DocumentsCodec(field, path, DocumentCodec(item, path, schema, codecs))
 
 
@@ -295,7 +297,7 @@ def _tensor_codec(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec
     spec = field.spec
     if spec.dtype == "string":
         return None
-    if spec.dtype is None or spec.fixed_shape is None or 0 in spec.fixed_shape:
+    if spec.dtype is None or spec.fixed_shape is None or 0 in spec.fixed_shape:  # Parquet has no bytes of length 0
         return RaggedTensorCodec(field, path)
     if storage == "list" and not LISTABLE.fullmatch(spec.dtype):
         storage = "fixed"  # lists have no short floats and no complex numbers
@@ -308,10 +310,6 @@ def _number_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
     return NumberCodec(field, path) if field.type in NumberCodec.types else None
 
 
-def _bytes_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
-    return BytesCodec(field, path) if field.type is bytes or field.wrapper else None
-
-
 def _enum_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
     if issubclass(field.type, Flag):
         return None
@@ -321,15 +319,11 @@ def _enum_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
     return EnumTextCodec(field, path) if value_type is str else EnumNumberCodec(field, path, value_type)
 
 
-def _list_codec(field: Field, path: str, *_: Any) -> ArrowCodec | None:
-    return ListCodec(field, path) if has_list_codec(field) else None
-
-
 _Build = Callable[[Field, str, str, Paths], ArrowCodec | None]
 _CODECS: Mapping[FieldKind, _Build] = {
     FieldKind.SCALAR: _number_codec,
     FieldKind.TEXT: lambda field, path, *_: TextCodec(field, path),
-    FieldKind.BYTES: _bytes_codec,
+    FieldKind.BYTES: lambda field, path, *_: BytesCodec(field, path) if field.type is bytes or field.wrapper else None,
     FieldKind.DATE: lambda field, path, *_: FixedWidthCodec(field, path),
     FieldKind.TIME: lambda field, path, *_: FixedWidthCodec(field, path),
     FieldKind.TIMEDELTA: lambda field, path, *_: FixedWidthCodec(field, path),
@@ -338,7 +332,7 @@ _CODECS: Mapping[FieldKind, _Build] = {
     FieldKind.ENUM: _enum_codec,
     FieldKind.DECIMAL: lambda field, path, *_: AsTextCodec(field, path),
     FieldKind.PATH: lambda field, path, *_: AsTextCodec(field, path),
-    FieldKind.LIST: _list_codec,
+    FieldKind.LIST: lambda field, path, *_: ListCodec(field, path) if has_list_codec(field) else None,
     FieldKind.TENSOR: _tensor_codec,
     FieldKind.DOCUMENT: _document_codec,
     FieldKind.DOCUMENTS: _document_codec,
@@ -357,10 +351,6 @@ def _interchange_tensor(field: Field, path: str, *_: Any) -> ArrowCodec | None:
     if dtype is None or shape is None or 0 in shape:
         return TensorListCodec(field, path)
     return TensorCodec(field, path, dtype, shape, "list")
-
-
-def _interchange_enum(field: Field, path: str, *_: Any) -> ArrowCodec | None:
-    return EnumNumberCodec(field, path, int) if issubclass(field.type, Flag) else _enum_codec(field, path)
 
 
 def _interchange_list(field: Field, path: str, storage: str, _: Paths) -> ArrowCodec | None:
@@ -388,7 +378,9 @@ _INTERCHANGE_CODECS: Mapping[FieldKind, _Build] = {
     **_CODECS,
     FieldKind.SCALAR: lambda field, path, *_: NumberCodec(field, path) if field.type in NumberCodec.types else None,
     FieldKind.DATETIME: lambda field, path, storage, _: TimestampCodec(field, path, in_utc=storage.endswith("UTC")),
-    FieldKind.ENUM: _interchange_enum,
+    FieldKind.ENUM: lambda field, path, *_: (
+        EnumNumberCodec(field, path, int) if issubclass(field.type, Flag) else _enum_codec(field, path)
+    ),
     FieldKind.LIST: _interchange_list,
     FieldKind.DICT: _interchange_dict,
     FieldKind.TENSOR: _interchange_tensor,

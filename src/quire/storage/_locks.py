@@ -46,7 +46,7 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
     if sys.platform == "win32":
         raise StorageError(f"{path}: files are locked by flock, which this system does not have.")
     while True:
-        with _opening:
+        with _opening:  # a fork between these two lines would leave the child a lock file that it does not know
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             _held.add(handle)
         try:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -67,6 +67,8 @@ class Shard:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the line that describes the shard."""
+        # The block table of format 2 has the rows of its blocks. Logs of large datasets have many lines, so these are
+        # not repeated there. A stamp belongs to files that no log lists.
         kept = {name: value for name, value in asdict(self).items() if name != "stamp"}
         if self.table is None:
             return {name: value for name, value in kept.items() if name not in ("blocks", "table")}
@@ -149,6 +151,21 @@ class Manifest:
     old_shards: tuple[str, ...] = ()
     """The names of shards that only replaced logs list."""
 
+    @classmethod
+    def from_lines(cls, contents: Mapping[str, Sequence[Mapping[str, Any]]]) -> Manifest:
+        """Return the manifest of logs, whose lines are given by the names of the logs, in order."""
+        # Writers do not wait for each other, so the logs themselves decide, the same way for every reader. A log that
+        # replaces others ends those that its writer saw. If two writers replaced the dataset at the same time, neither
+        # saw the other's log: the later name counts. Logs that were appended since count as well.
+        replaced = {old for lines in contents.values() for line in lines for old in line.get("replaces", ())}
+        logs = [name for name in contents if name not in replaced]
+        heads = [name for name in logs if any("replaces" in line for line in contents[name])]
+        logs = [name for name in logs if name not in heads[:-1]]
+        shards = {line["name"]: line["shard"] for name in logs for line in contents[name] if "shard" in line}
+        others = [name for name in contents if name not in logs]
+        old = [line["name"] for name in others for line in contents[name] if line.get("name", "") not in ("", *shards)]
+        return cls(tuple(shards.values()), tuple(logs), tuple(others), tuple(old))
+
 
 def open_logs(url: str, options: RemoteOptions | None = None) -> Folder:
     """Return the folder of the logs of a dataset."""
@@ -163,13 +180,16 @@ def read_manifest(folder: Folder, options: RemoteOptions | None = None) -> Manif
             contents = {name: list(_read_lines(logs, name)) for name in _log_names(logs)}
             break
         except StorageNotFoundError:
-            if attempt == _ATTEMPTS - 1:  # a log was replaced and deleted after the names were listed: list again
+            # A log was replaced and deleted after the names were listed. The one that replaces it was published before
+            # that, so listing again finds it.
+            if attempt == _ATTEMPTS - 1:
                 raise
-    return _build_manifest(contents)
+    return Manifest.from_lines(contents)
 
 
 def _log_names(logs: Folder) -> list[str]:
     """Return the names of the logs in the folder; from the index if it lists none, or cannot be listed."""
+    # Listing is preferred: a writer that was killed may not have updated the index.
     try:
         names = [entry.name for entry in logs.list((".jsonl",))]
     except StorageError:
@@ -187,7 +207,7 @@ def _read_index(logs: Folder) -> list[str]:
     try:
         index = json.loads(content)
         names = [str(name) for name in index["logs"]]
-        if index.get("version") != 1:
+        if index.get("version") != 1:  # format 1 has no checksums
             decode_line(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{display_uri(logs.join(_INDEX))}: this is not the index of a dataset.") from error
@@ -202,6 +222,7 @@ def write_index(folder: Folder, manifest: Manifest) -> None:
 
 def encode_line(content: Mapping[str, Any]) -> str:
     """Return a line of a log of format 2: JSON with a version, and a checksum of the line at the end."""
+    # The checksum covers the text before it, and not the parsed values, so readers need no canonical form of JSON.
     text = json.dumps({"version": _VERSION, **content}, separators=(",", ":"))[:-1]
     return f'{text},"sum":"{checksum(text.encode()):016x}"}}'
 
@@ -215,21 +236,10 @@ def decode_line(line: bytes) -> dict[str, Any]:
     return content
 
 
-def _build_manifest(contents: dict[str, list[dict[str, Any]]]) -> Manifest:
-    replaced = {old for lines in contents.values() for line in lines for old in line.get("replaces", ())}
-    counting = [name for name in contents if name not in replaced]
-    heads = [name for name in counting if any("replaces" in line for line in contents[name])]
-    counting = [name for name in counting if name not in heads[:-1]]  # of two concurrent replacements, the later one
-    shards = {line["name"]: line["shard"] for name in counting for line in contents[name] if "shard" in line}
-    others = [name for name in contents if name not in counting]
-    old = [line["name"] for name in others for line in contents[name] if line.get("name", "") not in ("", *shards)]
-    return Manifest(tuple(shards.values()), tuple(counting), tuple(others), tuple(old))
-
-
 def _read_lines(logs: Folder, name: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log; those that describe a shard have it at the key 'shard'."""
     where, content = display_uri(logs.join(name)), logs.read(name)
-    for line in _parse_lines(content, where) if name.endswith(_SUFFIX) else _parse_lines_1(content):
+    for line in _parse_lines(content, where, has_checksums=name.endswith(_SUFFIX)):
         if line.get("version", 1) not in (1, _VERSION):
             raise StorageError(f"{where}: a later version of quire wrote this dataset; update quire to read it.")
         unknown = sorted({str(feature) for feature in line.get("requires", ())} - _FEATURES)
@@ -246,8 +256,15 @@ def _read_lines(logs: Folder, name: str) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def _parse_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log of format 2."""
+def _parse_lines(content: bytes, where: str, *, has_checksums: bool) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log; those of format 2 have checksums."""
+    if not has_checksums:
+        for line in content.splitlines():
+            with suppress(ValueError):  # a line that is not JSON is what a killed writer left
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+        return
     *lines, last = content.split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -260,15 +277,6 @@ def _parse_lines(content: bytes, where: str) -> Iterator[dict[str, Any]]:
         with suppress(ValueError):
             yield decode_line(end)
             return
-
-
-def _parse_lines_1(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log of format 1; a line that is not JSON is what a killed writer left."""
-    for line in content.splitlines():
-        with suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
-                yield entry
 
 
 def list_plain_files(folder: Folder) -> list[Shard]:

@@ -29,6 +29,7 @@ from quire.storage._arrow_codec import (
     TextCodec,
     address_of,
     mask_missing,
+    to_offsets,
     validity_bitmap,
 )
 from quire.storage._block_table import count_nodes
@@ -55,6 +56,7 @@ class DocumentCodec(ArrowCodec):
 
     def __init__(self, field: Field, path: str, schema: Schema, codecs: Sequence[ArrowCodec]) -> None:
         self.schema, self.codecs = schema, codecs
+        # All fields are nullable, because those of a missing document are null. Readers check the fields of the others.
         fields = [codec.arrow_field().with_nullable(True) for codec in codecs]  # noqa: FBT003 - pyarrow's signature
         super().__init__(field, path, pa.struct(fields or [PLACEHOLDER]))
 
@@ -116,6 +118,7 @@ class DocumentCodec(ArrowCodec):
 
 def find_node(codec: ArrowCodec, fields: Sequence[pa.Field], first: int) -> tuple[pa.DataType, int]:
     """Return the type of a codec's field, and the number of its field node, if `first` is that of the first field."""
+    # Arrow numbers nodes in depth-first order, so the nodes of all fields before this one come first.
     for field in fields:
         if field.name == codec.field.name:
             return field.type, first
@@ -125,6 +128,8 @@ def find_node(codec: ArrowCodec, fields: Sequence[pa.Field], first: int) -> tupl
 
 def encode_fields(codecs: Sequence[ArrowCodec], columns: Columns, path: str) -> list[pa.Array]:
     """Return the arrays of all fields. Missing columns, and values that no field takes, are errors."""
+    # Documents may have more than the fields of the schema: those of a subclass, or values of unknown names that were
+    # kept. A column for them would exist in some shards only, so they are errors, and not dropped silently.
     for row, extra in enumerate(columns.extra_states or ()):
         if extra is None:
             continue
@@ -167,7 +172,7 @@ class OffsetsCodec(ArrowCodec):
 
     def from_items(self, items: pa.Array, offsets: NDArray[np.int64], validity: Any) -> pa.Array:
         """Return the array of lists."""
-        if offsets[-1] >= 1 << 31:
+        if offsets[-1] >= 1 << 31:  # the offsets of Arrow's lists have 32 bits
             raise self.encode_error(
                 "one record batch would hold 2,147,483,648 items or more; write fewer rows at a time."
             )
@@ -183,7 +188,7 @@ class OffsetsCodec(ArrowCodec):
             starts, sizes = rows.read_offsets(self.first + 1)
         except DecodeError as error:
             raise DecodeError(f"{self.path}: {error}") from error
-        return rows.items(starts, sizes), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        return rows.items(starts, sizes), to_offsets(sizes)
 
 
 class DocumentsCodec(OffsetsCodec):
@@ -207,7 +212,9 @@ class DocumentsCodec(OffsetsCodec):
             return self.from_items(items, column.offsets - column.offsets[0], column.validity)
         arrays = [() if array is None else array for array in column.values()]
         documents = ObjectColumn(self.item.field, list(chain.from_iterable(arrays)))
-        return self.from_items(self.item.encode(documents), offsets_of(arrays), validity_of(column.values()))
+        return self.from_items(
+            self.item.encode(documents), to_offsets([*map(len, arrays)]), validity_of(column.values())
+        )
 
     def gather(self, rows: RowLocations) -> DocumentsColumn:
         items, offsets = self.locate_items(rows)
@@ -236,19 +243,13 @@ class ListCodec(OffsetsCodec):
         values = column.values()
         lists = [() if value is None else value for value in values]
         items = self.item.encode(ObjectColumn(self.item.field, list(chain.from_iterable(lists))))
-        return self.from_items(items, offsets_of(lists), validity_of(values))
+        return self.from_items(items, to_offsets([*map(len, lists)]), validity_of(values))
 
     def gather(self, rows: RowLocations) -> ObjectColumn:
         locations, offsets = self.locate_items(rows)
         items = self.item.gather(locations).values()
         lists = [items[start:end] for start, end in pairwise(offsets.tolist())]
         return ObjectColumn(self.field, mask_missing(lists, rows.validity(self.first)))
-
-
-def offsets_of(lists: Sequence[Any]) -> NDArray[np.int64]:
-    """Return where each list begins, and the last one ends, if all are concatenated."""
-    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def has_list_codec(field: Field) -> bool:

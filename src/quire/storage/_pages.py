@@ -124,6 +124,7 @@ class Pages:
             return np.arange(len(self))
         if self._reader.is_mapped:
             return np.sort(generator.choice(len(self), count, replace=False))
+        # Random rows would be in as many row groups. Runs are in few of them: in one each, or two.
         runs = min(_MANY // 2, count)
         starts = np.sort(generator.choice(max(1, len(self) - count // runs), runs, replace=False))
         return np.unique(np.concatenate([np.arange(start, start + count // runs) for start in starts.tolist()]))
@@ -161,6 +162,7 @@ class Pages:
             begins = np.concatenate([[0], np.cumsum(self._group_rows(number))])
             groups[own] = np.searchsorted(begins, positions[own], side="right") - 1
             positions[own] -= begins[groups[own]]
+        # Each pair of shard and row group becomes a record batch; `batches` has its number for each row.
         keys, batches = np.unique(np.stack([shards, groups]), axis=1, return_inverse=True)
         if keys.shape[1] > _MANY:
             return None
@@ -199,6 +201,7 @@ class Pages:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+        # Reading takes long, so it is done without the lock: at worst, two threads read the same row group.
         batch = self._read_group(number, group)
         with self._lock:
             self._kept[key] = batch

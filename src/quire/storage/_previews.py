@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.columns import Validity
 from quire.schema import FieldPath
-from quire.storage._arrow_codec import ArrowCodec, BinaryCodec, BytesCodec, MessageCodec, TextCodec, mask_missing
+from quire.storage._arrow_codec import ArrowCodec, BytesCodec, MessageCodec, TextCodec, mask_missing
 from quire.storage._nested_codecs import DocumentCodec, DocumentsCodec, ListCodec
 from quire.storage._row_locations import RowLocations
 from quire.storage._tensor_codecs import ComplexCodec, RaggedTensorCodec, TensorCodec
@@ -61,6 +61,7 @@ def _preview_fields(
         own = rows.validity(codec.first)
         if validity is not None:
             own = validity if own is None else own & validity
+        # Fields of a missing document have values of some kind in the data; they are shown as missing.
         if isinstance(codec, DocumentCodec):
             yield from _preview_fields(codec.codecs, rows, head, path, own)
         else:
@@ -68,55 +69,42 @@ def _preview_fields(
 
 
 def _preview_values(codec: ArrowCodec, rows: RowLocations, head: int) -> list[Any]:
+    """Return the values of rows, or what a table shows of them; only the bytes that are shown are read."""
     if isinstance(codec, (TextCodec, BytesCodec)):
-        return _preview_bytes(codec, rows, head)
+        starts, sizes = rows.read_offsets(codec.first + 1)
+        short = np.minimum(sizes, head)
+        data = rows.gather_ranges(codec.first + 1, starts, short)
+        ends = np.cumsum(short).tolist()
+        heads = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return [BytesPreview(content, size) for content, size in zip(heads, sizes.tolist(), strict=True)]
     if isinstance(codec, TensorCodec) and not isinstance(codec, ComplexCodec):
-        return _preview_tensors(codec, rows)
+        name = codec.dtype.name
+        if len(codec.shape) != 1 or prod(codec.shape) > _MAX_VECTOR:
+            return [TensorPreview(codec.shape, name)] * len(rows)
+        vectors = rows.gather_fixed(codec.first + 1, codec.width).view(codec.dtype)
+        return [TensorPreview(codec.shape, name, vector) for vector in vectors]
     if isinstance(codec, RaggedTensorCodec):
-        return _preview_ragged_tensors(codec, rows)
+        shapes = codec.gather_shapes(rows)
+        dtypes = [codec.dtype or ""] * len(rows) if codec.dtypes is None else codec.dtypes.gather(rows).values()
+        previews = [TensorPreview(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        is_vector = [len(shape) == 1 and 0 < shape[0] <= _MAX_VECTOR for shape in shapes]
+        for i, value in _gather_some(codec, rows, np.flatnonzero(is_vector)):
+            if value is not None:
+                previews[i] = previews[i]._replace(values=np.asarray(value))
+        return previews
     if isinstance(codec, DocumentsCodec):
         return [ItemCount(size) for size in rows.read_offsets(codec.first + 1)[1].tolist()]
     if isinstance(codec, (ListCodec, MessageCodec)):
-        return _preview_small(codec, rows)
+        sizes = rows.read_offsets(codec.first + 1)[1]
+        is_list = isinstance(codec, ListCodec)
+        values: list[Any] = [ItemCount(size) if is_list else BytesPreview(b"", size) for size in sizes.tolist()]
+        for i, value in _gather_some(codec, rows, np.flatnonzero(sizes <= (_MAX_ITEMS if is_list else _MAX_MESSAGE))):
+            values[i] = value
+        return values
     return codec.gather(rows).values()
 
 
-def _preview_bytes(codec: BinaryCodec, rows: RowLocations, head: int) -> list[Any]:
-    starts, sizes = rows.read_offsets(codec.first + 1)
-    short = np.minimum(sizes, head)
-    data = rows.gather_ranges(codec.first + 1, starts, short)
-    ends = np.cumsum(short).tolist()
-    heads = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return [BytesPreview(content, size) for content, size in zip(heads, sizes.tolist(), strict=True)]
-
-
-def _preview_tensors(codec: TensorCodec, rows: RowLocations) -> list[Any]:
-    name = codec.dtype.name
-    if len(codec.shape) != 1 or prod(codec.shape) > _MAX_VECTOR:
-        return [TensorPreview(codec.shape, name)] * len(rows)
-    data = rows.gather_fixed(codec.first + 1, codec.width).view(codec.dtype)
-    return [TensorPreview(codec.shape, name, row) for row in data]
-
-
-def _preview_ragged_tensors(codec: RaggedTensorCodec, rows: RowLocations) -> list[Any]:
-    shapes = codec.gather_shapes(rows)
-    dtypes = [codec.dtype or ""] * len(rows) if codec.dtypes is None else codec.dtypes.gather(rows).values()
-    previews = [TensorPreview(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    vectors = [i for i, shape in enumerate(shapes) if len(shape) == 1 and 0 < shape[0] <= _MAX_VECTOR]
-    if vectors:
-        for i, value in zip(vectors, codec.gather(rows.select(np.array(vectors))).values(), strict=True):
-            if value is not None:
-                previews[i] = previews[i]._replace(values=np.asarray(value))
-    return previews
-
-
-def _preview_small(codec: ListCodec | MessageCodec, rows: RowLocations) -> list[Any]:
-    """Return the values of rows whose content is small; of the others, their size."""
-    sizes = rows.read_offsets(codec.first + 1)[1]
-    is_list = isinstance(codec, ListCodec)
-    small = np.flatnonzero(sizes <= (_MAX_ITEMS if is_list else _MAX_MESSAGE))
-    values: list[Any] = [ItemCount(size) if is_list else BytesPreview(b"", size) for size in sizes.tolist()]
-    if len(small):
-        for i, value in zip(small.tolist(), codec.gather(rows.select(small)).values(), strict=True):
-            values[i] = value
-    return values
+def _gather_some(codec: ArrowCodec, rows: RowLocations, positions: NDArray[np.intp]) -> Iterator[tuple[int, Any]]:
+    """Yield the values of some of the rows, with their positions."""
+    if len(positions):
+        yield from zip(positions.tolist(), codec.gather(rows.select(positions)).values(), strict=True)

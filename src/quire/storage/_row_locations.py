@@ -100,6 +100,8 @@ class AddressTable:
         self, parts: list[int], owner: Any, check: Check | None = None, pieces: Mapping[int, Pieces] | None = None
     ) -> None:
         """Add a record batch. Its owner keeps the memory alive; `pieces` has the flags of the pieces of its parts."""
+        # Readers without a lock may hold the old arrays. Tables are therefore replaced by larger copies and never
+        # changed in place, except for the columns after `count`, which nobody reads yet.
         if self.count == self._table.shape[1]:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
             self._due = np.concatenate([self._due, np.zeros_like(self._due)])
@@ -124,6 +126,7 @@ class AddressTable:
 
     def verify(self, batches: NDArray[np.int64], columns: Sequence[int] | None) -> None:
         """Run the checks of these record batches that are due, for some of the columns of the layout or for all."""
+        # The common case must be cheap: after everything was verified once, this is one comparison per call.
         count = self.count
         if self._passed == count:
             return
@@ -156,6 +159,7 @@ class AddressTable:
         """Return the pieces of rows that do not cross from one piece into the next; None if all are verified."""
         if self._passed_runs == len(self._runs) or part not in self._pieces:
             return None
+        # The number of a piece within its column is also the number of its entry in the block table.
         sizes, firsts, entries = self._pieces[part][:, batches]
         places = begins // sizes
         numbers = firsts + places
@@ -201,6 +205,8 @@ class AddressTable:
 
     def _count_passed_runs(self) -> None:
         """Count the leading runs of pieces that are verified completely; none of them becomes due again."""
+        # Flags are shared with other processes, and set by any of them. Once all runs have passed, `find_pieces` and
+        # `verify_pieces` return after one comparison, without looking at a flag.
         passed = self._passed_runs
         while passed < len(self._runs) and self._flags[slice(*self._runs[passed])].all():
             passed += 1
@@ -251,6 +257,7 @@ class RowLocations:
 
     def gather_bits(self, part: int) -> NDArray[np.bool_]:
         """Copy a bit of each row. The part is the address of the first bit, counted in bits."""
+        # Addresses of bits: the byte is `at >> 3`, and the bit in it `at & 7`, the least significant one first.
         at = self.part(part) + self.positions
         shifted = self.addresses.memory.fetch(at >> 3, 1)[:, 0] >> (at & 7).astype(np.uint8)
         return (shifted & 1).astype(np.bool_)
@@ -267,6 +274,8 @@ class RowLocations:
 
     def read_offsets(self, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the content of each row begins, and its size. The part after the offsets is their limit."""
+        # Offsets are consecutive int32, so 8 bytes at row i have both offset i and offset i + 1. They come from a file,
+        # and are checked before they become addresses: reading outside of mapped memory would crash the process.
         pairs = self.addresses.memory.fetch(self.part(part) + self.positions * 4, 8).view(np.int32).astype(np.int64)
         starts, ends = pairs[:, 0], pairs[:, 1]
         if len(pairs) and ((starts < 0) | (ends < starts) | (ends > self.part(part + 1))).any():
@@ -286,6 +295,8 @@ class RowLocations:
     def gather_ranges(self, part: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bytes:
         """Copy `sizes` bytes from `starts` on of the content of each row, concatenated."""
         self.addresses.verify_pieces(part + 2, self.batches, starts, sizes)
+        # `room` is what is left of the buffer after each start: small ranges are copied with more than they need, where
+        # there is room for it, because copies of one size are faster.
         room = self.part(part + 1) - starts
         return self.addresses.memory.fetch_ranges(self.part(part + 2) + starts, sizes, room, starts)
 
@@ -323,6 +334,7 @@ class FixedRows:
         pieces = rows.addresses.find_pieces(part, rows.batches, begins)
         if pieces is None:
             return
+        # A wide row is a piece of its own, and its copy is verified. Others are verified in place before the copy.
         is_row = pieces.entries[:, 1] == width  # not the last piece of a block, if it has padding
         due = pieces.due[is_row]
         # Flags that are due in one of two ways; the others are 0, which is the flag of no piece.

@@ -28,8 +28,8 @@ from quire.document import BaseDocument, field_name
 from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import ArrowCodec, NumberCodec, is_list_type, read_extension
-from quire.storage._layout import CLASS_KEY
+from quire.storage._arrow_codec import ArrowCodec, NumberCodec, array_validity, is_list_type, read_extension, to_offsets
+from quire.storage._layout import CLASS_KEY, Layout
 from quire.storage._nested_codecs import PLACEHOLDER, DocumentCodec, DocumentsCodec
 from quire.storage._tensor_codecs import TensorCodec
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, format_shape, get_framework
@@ -44,6 +44,16 @@ _RAGGED = StackOptions(shapes="ragged")
 _TENSOR_EXTENSIONS = ("", "quire.tensor", "quire.ragged_tensor")
 _NUMBER_KINDS = {int: "iu", float: "iuf", bool: "b"}
 """The kinds of numbers that a field takes: those that it holds without loss."""
+_TEXT_TYPES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+"""Tests for types of texts, or of bytes, which some tools write in place of texts."""
 _EMBEDDED = {"bytes", "path"}
 """The fields of an encoded file in datasets of Hugging Face: its content, and the path that it had."""
 
@@ -80,6 +90,13 @@ def _refuse_unknown(
             _refuse_unknown(nested, arrow_type, extra, where, f"{prefix}{column.name}.", error)
 
 
+def conform_batch(layout: Layout, batch: pa.RecordBatch, more: Mapping[str, pa.Array] | None = None) -> pa.RecordBatch:
+    """Convert a record batch of any origin to a layout; `more` are columns that the batch may lack."""
+    arrays = {name: (pa.field(name, array.type), array) for name, array in (more or {}).items()}
+    arrays |= zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True)
+    return layout.batch(conform_fields(layout.codecs, arrays, layout.schema, None, len(batch)), len(batch))
+
+
 def conform_fields(
     codecs: Sequence[ArrowCodec], arrays: Arrays, schema: Schema, present: Validity, length: int
 ) -> list[pa.Array]:
@@ -93,13 +110,21 @@ def conform_fields(
         if codec.field.name not in names:
             conformed.append(_default_array(codec, schema, length))
             continue
+        # Extension types of other libraries are read as what they store, except Arrow's tensors, whose type has the
+        # shape. Dictionaries are only another encoding of their values.
         field, array = arrays[names[codec.field.name]]
         if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
             array = array.storage
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         conformed.append(_conform(codec, array, field.with_type(array.type), schema))
-        _check_values(codec, conformed[-1], present)
+        if conformed[-1].null_count and not codec.allows_nulls:
+            missing = np.asarray(conformed[-1].is_null())
+            missing = np.flatnonzero(missing if present is None else missing & present)
+            if len(missing):
+                raise DecodeError(
+                    f"{codec.path}: row {missing[0]} of the record batch has no value, and the field is not optional."
+                )
     return conformed
 
 
@@ -120,14 +145,21 @@ def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema
         )
         field = field.with_type(array.type)
     if isinstance(codec, DocumentCodec) and pa.types.is_struct(array.type):
-        return _conform_struct(codec, array)
+        # Field by field: if the struct differs in one field only, the others need no conversion.
+        fields = [array.type.field(i) for i in range(array.type.num_fields)]
+        # flatten() sets the fields of missing documents to null; without nulls, field() does not copy.
+        nested = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
+        arrays = {child.name: (child, part) for child, part in zip(fields, nested, strict=True)}
+        present = array_validity(array)
+        return codec.from_arrays(
+            conform_fields(codec.codecs, arrays, codec.schema, present, len(array)), len(array), present
+        )
     if isinstance(codec, DocumentsCodec) and is_list_type(array.type):
         items = _conform(codec.item, _flatten(array), array.type.value_field, schema)
         if items.null_count:
             raise DecodeError(f"{codec.path}: a document in an array is null.")
-        sizes = np.asarray(_compute().list_value_length(array).fill_null(0)).astype(np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        return codec.from_items(items, offsets, _validity(array))
+        sizes = _compute().list_value_length(array).fill_null(0)
+        return codec.from_items(items, to_offsets(sizes), array_validity(array))
     if codec.can_read(field):
         return codec.to_own_type(array)
     if isinstance(codec, TensorCodec) and read_extension(field) is None:
@@ -140,16 +172,6 @@ def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema
         raise DecodeError(
             f"{codec.path}: the data has {_describe(field, array)}, the field is {codec.field}: {error}"
         ) from error
-
-
-def _conform_struct(codec: DocumentCodec, array: pa.Array) -> pa.Array:
-    fields = [array.type.field(i) for i in range(array.type.num_fields)]
-    # flatten() sets the fields of missing documents to null; without nulls, field() does not copy.
-    nested = array.flatten() if array.null_count else [array.field(i) for i in range(len(fields))]
-    arrays = {field.name: (field, part) for field, part in zip(fields, nested, strict=True)}
-    present = _validity(array)
-    conformed = conform_fields(codec.codecs, arrays, codec.schema, present, len(array))
-    return codec.from_arrays(conformed, len(array), present)
 
 
 def _describe(field: pa.Field, array: pa.Array) -> str:
@@ -177,18 +199,6 @@ def extract_bytes(array: pa.Array, error: str) -> pa.Array:
     return content
 
 
-def _check_values(codec: ArrowCodec, array: pa.Array, present: Validity) -> None:
-    """Raise an error if a field that is not optional has no value in a row that is a document."""
-    if codec.allows_nulls or not array.null_count:
-        return
-    missing = np.asarray(array.is_null())
-    if present is not None:
-        missing &= present
-    if missing.any():
-        row = int(np.flatnonzero(missing)[0])
-        raise DecodeError(f"{codec.path}: row {row} of the record batch has no value, and the field is not optional.")
-
-
 def _default_array(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
     field = codec.field
     if field.required:
@@ -204,10 +214,6 @@ def _default_array(codec: ArrowCodec, schema: Schema, length: int) -> pa.Array:
         ) from error
 
 
-def _validity(array: pa.Array) -> Validity:
-    return None if not array.null_count else np.asarray(array.is_valid())
-
-
 def _flatten(array: pa.Array) -> pa.Array:
     """Return the items of all lists, after checking offsets: Arrow does not check all, and would read other memory."""
     if not pa.types.is_fixed_size_list(array.type):
@@ -219,15 +225,22 @@ def _flatten(array: pa.Array) -> pa.Array:
 
 def _to_column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Schema) -> Column:
     """Return a column of the field with the values of an array of another type."""
+    # Values of quire's extension types are bytes in a format of their own, and no values for another type of field.
     field, extension = codec.field, (read_extension(stored) or ("",))[0]
     if extension not in (_TENSOR_EXTENSIONS if field.kind is FieldKind.TENSOR else ("", "quire.enum")):
         raise DecodeError("data of this kind cannot be converted.")
     if isinstance(codec, NumberCodec) and field.kind is FieldKind.SCALAR:
         return _to_number_column(field, array)
     if field.kind is FieldKind.TENSOR:
-        return stack_values(field, _to_tensors(codec, array, stored), _RAGGED, codec.path)
+        dtype = None if field.spec.dtype is None else common_dtype(field.spec.dtype)
+        framework = field.type.framework or get_framework("numpy")
+        tensors = [
+            None if row is None else framework.from_numpy(row if dtype is None else cast_numbers(row, dtype))
+            for row in _to_arrays(codec, array, stored, dtype)
+        ]
+        return stack_values(field, tensors, _RAGGED, codec.path)
     if field.kind in (FieldKind.TEXT, FieldKind.BYTES) and field.type in (str, bytes):
-        if not _is_text(array.type):
+        if not any(test(array.type) for test in _TEXT_TYPES):
             raise DecodeError("other values are not converted to text.")
         return ObjectColumn(field, array.cast(pa.string() if field.kind is FieldKind.TEXT else pa.binary()).to_pylist())
     if field.kind is FieldKind.ENUM and extension == "quire.enum":
@@ -246,15 +259,6 @@ def _refuse_rounding(field: Field, value: Any) -> None:
             _refuse_rounding(field.items[0], item)
     elif type(value) is int and field.type in (float, complex):
         check_exact(value, field)
-
-
-def _is_text(arrow_type: pa.DataType) -> bool:
-    """Whether rows are texts, or bytes, which some tools write in place of texts."""
-    types = pa.types
-    views = types.is_string_view(arrow_type) or types.is_binary_view(arrow_type)
-    long = types.is_large_string(arrow_type) or types.is_large_binary(arrow_type)
-    fixed = types.is_fixed_size_binary(arrow_type)
-    return bool(views or long or fixed or types.is_string(arrow_type) or types.is_binary(arrow_type))
 
 
 def _to_objects(array: pa.Array) -> list[Any]:
@@ -298,24 +302,14 @@ def _to_number_column(field: Field, array: pa.Array) -> Column:
     target, dtype = NumberCodec.types[field.type]
     cast = array.cast(target)  # which raises an error if a number does not fit
     data: NDArray[Any] = np.asarray(cast.fill_null(False if field.type is bool else 0)).astype(dtype)
-    return ScalarColumn(field, data, get_framework("numpy"), _validity(array))
+    return ScalarColumn(field, data, get_framework("numpy"), array_validity(array))
 
 
 # --- tensors
 
 
-def _to_tensors(codec: ArrowCodec, array: pa.Array, stored: pa.Field) -> list[Any]:
-    """Return the tensors of lists of numbers, of bytes, of encoded images, or of another dtype."""
-    field = codec.field
-    dtype = None if field.spec.dtype is None else common_dtype(field.spec.dtype)
-    framework = field.type.framework or get_framework("numpy")
-    return [
-        None if row is None else framework.from_numpy(row if dtype is None else cast_numbers(row, dtype))
-        for row in _to_arrays(codec, array, stored, dtype)
-    ]
-
-
 def _to_arrays(codec: ArrowCodec, array: pa.Array, stored: pa.Field, dtype: np.dtype[Any] | None) -> list[Any]:
+    """Return arrays of lists of numbers, of bytes, of encoded images, or of tensors that quire or Arrow wrote."""
     types, arrow_type = pa.types, array.type
     name, details = read_extension(stored) or ("", {})
     written = details.get("dtype") if isinstance(details, dict) else None
@@ -337,6 +331,7 @@ def _to_arrays(codec: ArrowCodec, array: pa.Array, stored: pa.Field, dtype: np.d
 
 def _read_tensor(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
     """Return a tensor that was written with another dtype or shape."""
+    # A bytearray, because arrays of immutable bytes are read-only, and users change tensors in place.
     array: NDArray[Any] = np.frombuffer(bytearray(row), common_dtype(details["dtype"]))
     shaped: NDArray[Any] = array.reshape(tuple(details["shape"]))
     return shaped
@@ -380,15 +375,12 @@ def _from_list(values: pa.Array) -> NDArray[Any]:
     parts = _from_lists(values)
     if not parts:
         inner = _from_list(_flatten(values))
-        # Lists of a fixed size have it even if there are none.
-        return inner.reshape(0, values.type.list_size, *inner.shape[1:]) if _is_fixed(values.type) else inner
+        if pa.types.is_fixed_size_list(values.type) and values.type.list_size:
+            return inner.reshape(0, values.type.list_size, *inner.shape[1:])  # it is known even without lists
+        return inner
     if any(part is None or part.shape != parts[0].shape for part in parts):
         raise TensorError("its lists have different lengths, or are null.")
     return np.stack(parts)
-
-
-def _is_fixed(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(arrow_type)) and arrow_type.list_size > 0
 
 
 def _to_numbers(array: pa.Array) -> NDArray[Any]:
@@ -405,6 +397,7 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
     if dtype is not None and shape is not None and len(row) == dtype.itemsize * int(np.prod(shape)):
         elements: NDArray[Any] = np.frombuffer(bytearray(row), dtype)
         return elements.reshape(shape)
+    # Images have their channels last. A field that declares them first, as torch does, gets them first.
     image = decode_image(row, path)
     if field.spec.fits(image.shape, image.dtype.name):
         return image
@@ -458,6 +451,12 @@ def loaded_class(schema: pa.Schema) -> type[Any] | None:
     return document_type if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
 
 
+def stored_class_name(schema: pa.Schema) -> str:
+    """Return the name of the class that an Arrow schema names, without its module; 'Row' if it names none."""
+    name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
+    return name.rpartition(":")[2].rpartition(".")[2] or "Row"
+
+
 def class_from_arrow(schema: Iterable[pa.Field], name: str, base: type[Any] | None = None) -> type[Any]:
     """Make a document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
 
@@ -472,6 +471,7 @@ def class_from_arrow(schema: Iterable[pa.Field], name: str, base: type[Any] | No
         details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
         fields[own] = (annotation | None if field.nullable else annotation, default)
+    # create_model() takes a base or a config, and not both: the config is set afterwards.
     config = ConfigDict(populate_by_name=True, protected_namespaces=())
     base = base or (BaseDocument if "id" in fields else Row)
     document_type: type[Any] = create_model(name, __base__=base, **fields)

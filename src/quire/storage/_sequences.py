@@ -153,8 +153,8 @@ def locate_elements(
 ) -> ElementRanges:
     """Locate `sizes` elements from `starts` on of each row, whose checksums are verified where that is due.
 
-    `lengths` are the lengths that the rows must have: whoever computed places from them would otherwise read or write
-    the wrong ones.
+    `lengths` are the lengths that the rows must have: a caller that computed places from them would otherwise read or
+    write the wrong ones.
     """
     width = element_dtype(codec, codec.path).itemsize
     if isinstance(codec, TensorCodec):

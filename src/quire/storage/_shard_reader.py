@@ -39,7 +39,7 @@ from quire.storage._cache import ShardCache, cache_key
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._nested_codecs import DocumentCodec
-from quire.storage._schema_conversion import conform_fields, stored_names
+from quire.storage._schema_conversion import conform_batch, stored_names
 from quire.storage._shard_writer import BlockFile
 from quire.storage._spark_types import restore_batch, restore_schema
 from quire.storage._tensor_codecs import TensorCodec
@@ -109,7 +109,7 @@ class ShardReader:
                 return self._read_blocks(pa.ipc.open_file(content), content, table, make_error)
             except (DecodeError, pa.ArrowException):
                 self.cache.remove(key)
-                if attempt:
+                if attempt:  # the new copy is damaged, too: the disk does not keep what is written
                     raise
         raise AssertionError
 
@@ -139,6 +139,8 @@ class ShardReader:
 
     def _cache_key(self, shard: Shard) -> str:
         """Return the key of the copy. Where the shard is in another layout, its aliases and defaults matter as well."""
+        # Copies are shared by all datasets that have the same content in the same layout, wherever it is stored; files
+        # of other tools have no checksum that would identify their content.
         layout, whole = self.layout, self.layout.schema.document_type.document_schema()
         is_same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
         where = "" if shard.xxh3 else self.folder.url
@@ -173,13 +175,10 @@ class ShardReader:
                 place = find_table(read_from(view), len(view), shard.format)
             if place is None:
                 return None
-            read_ranges_ahead([(content.address + place[0], content.size - place[0])])  # with the footer
             try:
-                table = parse_table(_checked_table_bytes(view[place[0] : sum(place)], shard))
-                _check_frame(table, content)
+                return self._check_metadata(content, place, shard)
             except DecodeError as error:
                 raise self._altered_error(shard, str(error)) from error
-        return table
 
     def _verified_copy_table(self, content: pa.Buffer) -> BlockTable | None:
         """Return the block table of a copy in the cache, after all metadata of the file is verified."""
@@ -190,9 +189,22 @@ class ShardReader:
             place = find_table(read_from(view), len(view), "arrow")
             if place is None:
                 raise DecodeError("the copy in the cache has no block table")
-            read_ranges_ahead([(content.address + place[0], content.size - place[0])])
-            table = parse_table(view[place[0] : sum(place)])
-            _check_frame(table, content)
+            return self._check_metadata(content, place, None)
+
+    @staticmethod
+    def _check_metadata(content: pa.Buffer, place: tuple[int, int], shard: Shard | None) -> BlockTable:
+        """Return the block table of a mapped file after verifying it, and everything in the file but its columns.
+
+        The log has the checksum of the table of a shard; nobody has that of a copy in the cache. The table is followed
+        by the footer. Each of the two parts is requested from the disk at once, and not by page faults.
+        """
+        start, size = place
+        read_ranges_ahead([(content.address + start, content.size - start)])
+        data = memoryview(content)[start : start + size]
+        table = parse_table(data if shard is None else _checked_table_bytes(data, shard))
+        frame = table.regions[table.frame].tolist()
+        read_ranges_ahead((content.address + offset, length) for offset, length, _ in frame)
+        table.check_frame(memoryview(content))
         return table
 
     @contextmanager
@@ -238,6 +250,7 @@ class ShardReader:
 
     def check(self, shard: Shard) -> None:
         """Read all of a shard, and compare its size, checksums and rows with what was written."""
+        # Another reader, because this one does not verify anything if the dataset was opened with verify='never'.
         always = ShardReader(self.folder, self.layout, self.cache, "first_touch")
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
             buffer = self._map(path, shard)
@@ -287,6 +300,8 @@ class ShardReader:
                 own = np.arange(start, count) if numbers is None else numbers[start:count]
                 positions = np.arange(len(own))
                 if rows is not None and len(own):
+                    # `own` are the numbers of the rows of this batch, ascending, with gaps where row groups were left
+                    # out. Of the rows that are asked for, find those in the batch, and their places in it.
                     inside = rows[slice(*np.searchsorted(rows, [own[0], own[-1] + 1]))]
                     positions = np.searchsorted(own, inside)
                     positions = positions[own[positions] == inside]  # others are in row groups that are not read
@@ -312,6 +327,7 @@ class ShardReader:
             return None
         metadata = self._open_parquet(path, shard, ()).metadata if is_parquet else None
         counts = read_block_rows(self.folder, shard) if metadata is None else _group_rows(metadata)
+        # Row groups are left out if none of their rows is asked for, or if their statistics rule all of them out.
         sizes: NDArray[np.int64] = np.array(counts, np.int64)
         if sizes.sum() != shard.rows:
             return None  # the rows of record batches are not known, or the shard is damaged, which reading all reports
@@ -333,7 +349,7 @@ class ShardReader:
     def _read_file(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
             file = self._open_parquet(path, shard, groups)
-            rows = _rows_at_once(file.metadata, self.layout)
+            rows = self._rows_at_once(file.metadata)
             names = self.column_names(file.schema_arrow)
             if names:
                 yield from file.iter_batches(rows, groups, names)
@@ -343,6 +359,7 @@ class ShardReader:
             return
         buffer = self._map(path, shard)
         table = self._verified_table(buffer, shard)
+        # Without a block table there is one checksum for the whole file, which would be read for some blocks of it.
         if table is None and groups is None and self.verify != "never":
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(buffer)
@@ -369,6 +386,7 @@ class ShardReader:
         buffer = self._map(path, shard)
         table = self._verified_table(buffer, shard)
         is_verified = self.verify != "never"
+        # A file without a block table is verified as a whole, or else by the checksums that its pages may have.
         if table is None and is_verified and groups is None:
             self._check_whole(buffer, shard)
         source = pa.BufferReader(buffer)
@@ -376,6 +394,14 @@ class ShardReader:
         if table is not None:
             self._check_groups(table, memoryview(buffer), shard, file, groups)
         return file
+
+    def _rows_at_once(self, metadata: pq.FileMetaData) -> int:
+        """Return the number of rows of a Parquet file that have about `_MAX_BYTES`, whatever its row groups are."""
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        # The size of a row group is that of encoded pages: a dictionary page may hold one tensor for many rows.
+        tensors = sum(codec.width for codec in self.layout.codecs if isinstance(codec, TensorCodec))
+        widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
+        return max(1, min(_MAX_ROWS, _MAX_BYTES // max(widest, 1)))
 
     def check_row_group(self, path: Path, shard: Shard, file: pq.ParquetFile, group: int) -> None:
         """Verify the columns that the layout reads of one row group."""
@@ -408,13 +434,8 @@ class ShardReader:
 
     def conform(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
         """Convert a record batch to the layout of the class."""
-        batch = restore_batch(batch)
-        arrays = dict(zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True))
-        for name, value in partition_values(shard.name).items():
-            array = pa.repeat(value, len(batch))
-            arrays.setdefault(name, (pa.field(name, array.type), array))
-        conformed = conform_fields(self.layout.codecs, arrays, self.layout.schema, None, len(batch))
-        return self.layout.batch(conformed, len(batch))
+        in_path = {name: pa.repeat(value, len(batch)) for name, value in partition_values(shard.name).items()}
+        return conform_batch(self.layout, restore_batch(batch), in_path)
 
     def local_file(self, shard: Shard) -> AbstractContextManager[Path]:
         """Yield the path of a shard on this machine; a remote one is fetched next to the files of the cache."""
@@ -439,12 +460,6 @@ def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Ite
         yield target
 
 
-def _check_frame(table: BlockTable, content: pa.Buffer) -> None:
-    """Verify the metadata of a mapped file, after all of it is requested from the disk at once."""
-    read_ranges_ahead((content.address + offset, size) for offset, size, _ in table.regions[table.frame].tolist())
-    table.check_frame(memoryview(content))
-
-
 def _checked_table_bytes(table: memoryview, shard: Shard) -> memoryview:
     """Return the bytes of a block table, after comparing them with the checksum in the log."""
     if shard.table is not None and f"{checksum(table):016x}" != shard.xxh3:
@@ -465,22 +480,13 @@ def _group_rows(metadata: pq.FileMetaData) -> list[int]:
     return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
-def _rows_at_once(metadata: pq.FileMetaData, layout: Layout) -> int:
-    """Return the number of rows of a Parquet file that have about `_MAX_BYTES`, whatever its row groups are."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    # The size of a row group is that of encoded pages: a dictionary page may hold one tensor for many rows.
-    tensors = sum(codec.width for codec in layout.codecs if isinstance(codec, TensorCodec))
-    widest: int = max([tensors, *(group.total_byte_size // max(group.num_rows, 1) for group in groups)])
-    return max(1, min(_MAX_ROWS, _MAX_BYTES // max(widest, 1)))
-
-
 def _columns_of(codecs: Sequence[ArrowCodec], schema: Schema, fields: Any, prefix: str) -> Iterator[str]:
     """Yield the columns that hold the fields of codecs; of nested documents, only the fields that are read."""
     types = {field.name: field.type for field in fields}
     names = stored_names(schema, types)
     for codec in codecs:
         name = names.get(codec.field.name)
-        if name is None:
+        if name is None:  # it is filled with the default of the field
             continue
         nested: list[str] = []
         if isinstance(codec, DocumentCodec) and pa.types.is_struct(types[name]) and codec.is_narrow:
@@ -496,6 +502,7 @@ def partition_values(name: str) -> dict[str, int | str | None]:
         key, equals, text = part.partition("=")
         if equals:
             text = unquote(text)
+            # Up to 18 digits always fit into 64 bits; longer numbers are rather names.
             is_null, is_int = text == "__HIVE_DEFAULT_PARTITION__", re.fullmatch(r"-?\d{1,18}", text)
             values[unquote(key)] = None if is_null else int(text) if is_int else text
     return values
@@ -608,6 +615,7 @@ def read_null_count(folder: Folder, shard: Shard, path: str) -> int | None:
             counts = footer_null_counts(pq.read_metadata(file))
     else:
         return None
+    # Parquet counts a value in a missing document as a null, and Arrow does not. Without missing documents, both agree.
     parts = path.split(".")
     above = [counts.get(".".join(parts[:size]), 0) for size in range(1, len(parts))]
     count = counts.get(path, -1)
@@ -637,15 +645,14 @@ def count_rows(folder: Folder, shard: Shard) -> Shard:
         else:
             reader = pa.ipc.open_file(file)
             groups = tuple(len(reader.get_batch(i)) for i in range(reader.num_record_batches))
-        return replace(shard, rows=sum(groups), groups=groups, stamp=_stamp(folder, shard))
-
-
-def _stamp(folder: Folder, shard: Shard) -> str:
-    """Return the time of a local file; of a remote one, a checksum of its end, which has the sizes of all its parts."""
-    path = folder.local_path(shard.name)
-    if path is not None:
-        return str(path.stat().st_mtime_ns)
-    return f"{checksum(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)):016x}"
+        # The stamp tells this file from a later one of the same name and size: by the time of a local file; of a
+        # remote one, by a checksum of its end, which has the sizes of all its parts.
+        path = folder.local_path(shard.name)
+        if path is not None:
+            stamp = str(path.stat().st_mtime_ns)
+        else:
+            stamp = f"{checksum(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)):016x}"
+        return replace(shard, rows=sum(groups), groups=groups, stamp=stamp)
 
 
 def recover_shard(folder: Folder, shard: Shard) -> Shard:

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +17,14 @@ from quire.errors import StorageError
 from quire.files import Folder, display_uri
 from quire.schema import parse_path
 from quire.storage import _block_table
-from quire.storage._arrow_codec import read_extension
+from quire.storage._arrow_codec import (
+    NAIVE,
+    ArrowCodec,
+    DatetimeCodec,
+    array_validity,
+    read_extension,
+    to_offsets,
+)
 from quire.storage._block_table import (
     MessageLayout,
     TableBuilder,
@@ -29,6 +36,7 @@ from quire.storage._block_table import (
 )
 from quire.storage._layout import Layout
 from quire.storage._manifest import Shard
+from quire.storage._nested_codecs import DocumentCodec, DocumentsCodec
 from quire.storage._sequences import stored_lengths
 
 Format = Literal["parquet", "arrow"]
@@ -101,6 +109,44 @@ class _ChecksummingFile(_OutputFile):
         self._file.flush()
 
 
+class _FieldNode(NamedTuple):
+    """What the writer knows about a field node of Arrow data: one for each column, and for each field nested in it."""
+
+    buffers: int
+    """The number of its buffers, without those of nodes nested in it."""
+    width: int | None
+    """The bytes of a row in its last buffer; 0 if rows differ in size, None if the buffer is never split."""
+
+    @classmethod
+    def from_type(cls, arrow_type: pa.DataType) -> _FieldNode:
+        """Return the node of an Arrow type. All types that quire writes have a bitmap for validity, except null."""
+        types = pa.types
+        if types.is_string(arrow_type) or types.is_binary(arrow_type):
+            return cls(3, 0)  # validity, offsets, content
+        if types.is_null(arrow_type):
+            return cls(0, None)
+        if types.is_struct(arrow_type) or types.is_fixed_size_list(arrow_type):
+            return cls(1, None)
+        is_fixed = types.is_primitive(arrow_type) or types.is_fixed_size_binary(arrow_type)
+        bits = arrow_type.bit_width if is_fixed else 0
+        return cls(2, bits // 8 if bits and bits % 8 == 0 else None)  # the rest: lists, bits, and values of a width
+
+    def find_pieces(self, layout: MessageLayout, buffer: int) -> tuple[int, int, int]:
+        """Return the bytes of a piece, and where the pieces begin and end in the body of a message.
+
+        The data of a large column is split into pieces of whole rows, each with a checksum of its own, so that reading
+        a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region. So is the
+        last piece, which may be shorter, and is followed by padding. A column that is not split has pieces of 0 bytes.
+        """
+        if self.width is None:
+            return 0, 0, 0
+        start, size = layout.buffers[buffer]
+        piece = _block_table.PIECE
+        if self.width:
+            piece = self.width if self.width >= _block_table.WIDE_ROW else max(1, piece // self.width) * self.width
+        return (piece, start, start + (size - 1) // piece * piece) if size >= 2 * piece else (0, 0, 0)
+
+
 class BlockFile:
     """Writes record batches to an open file, as Parquet row groups or Arrow record batches, with a block table."""
 
@@ -114,8 +160,7 @@ class BlockFile:
             self._writer: Any = pq.ParquetWriter(self._output, schema, **(parquet_options or {}))
         else:
             nodes = [node for field in schema for node in _arrow_nodes(field, field.name)]
-            self._buffer_counts = [_count_buffers(arrow_type) for _, arrow_type in nodes]
-            self._widths = [_row_width(arrow_type) for _, arrow_type in nodes]
+            self._nodes = [_FieldNode.from_type(arrow_type) for _, arrow_type in nodes]
             self.table = TableBuilder([name for name, _ in nodes])
             self._output = _ChecksummingFile(file, self.table)
             self._writer = AlignedWriter(self._output, schema)
@@ -148,6 +193,7 @@ class BlockFile:
         """
         views = [memoryview(part) for part in parts]
         if not start:  # the magic and the schema come with the first record batch
+            # "ARROW1" and 2 bytes of padding; then the message of the schema: 4 bytes of a marker, 4 bytes of length.
             head = b"".join(_take(views, 16))
             schema = _take(views, int.from_bytes(head[12:16], "little"))
             self.table.add_region(0, head, *schema)
@@ -158,13 +204,13 @@ class BlockFile:
         self.table.add_region(start, metadata)
         body = start + len(metadata)
         starts, number = list[int](), 0
-        for count in self._buffer_counts:
+        for node in self._nodes:
             starts.append(layout.buffers[number][0] if number < len(layout.buffers) else layout.body_bytes)
-            number += count
+            number += node.buffers
         columns, last_buffer = [], -1
-        for node, (first, last) in enumerate(zip(starts, [*starts[1:], layout.body_bytes], strict=True)):
-            last_buffer += self._buffer_counts[node]
-            piece, start_of_data, end_of_pieces = self._find_pieces(node, layout, last_buffer)
+        for node, first, last in zip(self._nodes, starts, [*starts[1:], layout.body_bytes], strict=True):
+            last_buffer += node.buffers
+            piece, start_of_data, end_of_pieces = node.find_pieces(layout, last_buffer)
             if piece:
                 self.table.add_region(body + first, *_take(views, start_of_data - first))
                 taken = _take(views, end_of_pieces - start_of_data)
@@ -175,22 +221,6 @@ class BlockFile:
             columns.append((body + first, last - first))
         place = layout.rows, start, len(metadata) + layout.body_bytes, len(metadata)
         self.table.add_block(place, columns, [nulls for _, nulls in layout.nodes])
-
-    def _find_pieces(self, node: int, layout: MessageLayout, buffer: int) -> tuple[int, int, int]:
-        """Return the bytes of a piece of a field node, and where its pieces begin and end in the body of the message.
-
-        The data of a large column is split into pieces of whole rows, each with a checksum of its own, so that reading
-        a few rows verifies a few pieces. Validity and offsets, which are before the data, are one region. So is the
-        last piece, which may be shorter, and is followed by padding. A column that is not split has pieces of 0 bytes.
-        """
-        width = self._widths[node]
-        if width is None:
-            return 0, 0, 0
-        start, size = layout.buffers[buffer]
-        piece = _block_table.PIECE
-        if width:
-            piece = width if width >= _block_table.WIDE_ROW else max(1, piece // width) * width
-        return (piece, start, start + (size - 1) // piece * piece) if size >= 2 * piece else (0, 0, 0)
 
     def close(self) -> tuple[int, int, int]:
         """Write the table and the footer, and return the offset, length and checksum of the table."""
@@ -203,7 +233,7 @@ class BlockFile:
         if self._kind == "parquet":
             self._add_row_groups(footer)
         self._output.write(rest)
-        if -self._output.size % 8:
+        if -self._output.size % 8:  # the sections of the table are read as arrays of 64-bit integers, without a copy
             self._output.write(bytes(-self._output.size % 8))
         offset = self._output.size
         table = self.table.encode(offset, footer)
@@ -231,16 +261,12 @@ class BlockFile:
             places = [(start, chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)]
             size = sum(length for _, length in places)
             known = self._nulls[number] if number < len(self._nulls) else {}
-            nulls = [_count_chunk_nulls(chunk, known) for chunk in chunks]
+            nulls: list[int] = []
+            for chunk in chunks:
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                count = statistics.null_count if statistics is not None and statistics.has_null_count else -1
+                nulls.append(known.get(chunk.path_in_schema, count))  # unknown (-1) for blobs inside documents
             self.table.add_block((group.num_rows, min(starts, default=0), size, 0), places, nulls)
-
-
-def _count_chunk_nulls(chunk: Any, known: Mapping[str, int]) -> int:
-    """Return the number of nulls of a column chunk; -1 if it is unknown, as for blobs inside documents."""
-    if chunk.path_in_schema in known:
-        return known[chunk.path_in_schema]
-    statistics = chunk.statistics if chunk.is_stats_set else None
-    return statistics.null_count if statistics is not None and statistics.has_null_count else -1
 
 
 def _take(views: list[memoryview], size: int) -> list[memoryview]:
@@ -257,34 +283,11 @@ def _take(views: list[memoryview], size: int) -> list[memoryview]:
     return taken
 
 
-_BUFFERS: tuple[tuple[Any, int], ...] = (
-    (pa.types.is_null, 0),
-    (pa.types.is_struct, 1),
-    (pa.types.is_fixed_size_list, 1),
-    (pa.types.is_list, 2),
-    (pa.types.is_string, 3),
-    (pa.types.is_binary, 3),
-)
-
-
 def _arrow_nodes(field: pa.Field, path: str) -> Iterator[tuple[str, pa.DataType]]:
     """Yield the paths and types of the field nodes of a column, in depth-first order."""
     yield path, field.type
     for child in arrow_children(field.type):
         yield from _arrow_nodes(child, f"{path}.{child.name}")
-
-
-def _count_buffers(arrow_type: pa.DataType) -> int:
-    """Return the number of buffers of a field node, without those of its children."""
-    return next((count for applies, count in _BUFFERS if applies(arrow_type)), 2)
-
-
-def _row_width(arrow_type: pa.DataType) -> int | None:
-    """Return the bytes of a row in the last buffer of a field node; 0 if rows differ, None if it is never split."""
-    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
-        return 0
-    is_fixed = pa.types.is_primitive(arrow_type) or pa.types.is_fixed_size_binary(arrow_type)
-    return arrow_type.bit_width // 8 if is_fixed and arrow_type.bit_width % 8 == 0 and arrow_type.bit_width else None
 
 
 class ShardFile:
@@ -305,6 +308,7 @@ class ShardFile:
         self._where = display_uri(folder.join(name))
         self.name, self._layout, self._rows = name, layout, 0
         kind: Format = "parquet" if name.endswith(".parquet") else "arrow"
+        # Entered by hand, as the file stays open beyond this call: leaving it without an error gives it its name.
         with self._write_errors():
             self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
             file = self._target.__enter__()
@@ -446,7 +450,7 @@ class AlignedWriter:
         for rows in map(batch.column, self._columns):
             width = rows.type.byte_width
             sizes[rows.buffers()[1].address + rows.offset * width] = len(rows) * width
-        aligned = dict[int, int]()
+        aligned = dict[int, int]()  # by padding, the bytes of columns that begin at a multiple of 64
         paddings: list[int] = [self._padding, *range(0, _LINE + _STEP, _STEP)]
         for padding in paddings:
             recorder = _PlaceRecorder()
@@ -474,3 +478,56 @@ class _PlaceRecorder(_OutputFile):
 
 def _padding_metadata(padding: int) -> dict[str, str] | None:
     return {_PADDING_KEY: " " * padding} if padding else None
+
+
+# --- datetimes as timestamps
+#
+# The layout of a class stores a datetime as a local time and its zone, because the schema does not say which zones
+# there are. Other tools know timestamps. While shards are written, the values decide: a column without zones, or with
+# times in UTC only, is stored as timestamps, and `DatetimeCodec` reads both.
+
+
+class TimestampChooser:
+    """Chooses the type of each column of datetimes for the record batches of one writer.
+
+    The first values of a column decide. If later values do not fit, the column has its general type from then on: the
+    writer begins a new shard once, and not whenever the kind of the values changes.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._types = layout, dict[str, pa.DataType]()
+        self.applies = _has_datetimes(layout.codecs)
+        """Whether the layout has columns of datetimes."""
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a record batch of the layout with timestamps where they lose nothing; large columns are not copied."""
+        if not self.applies:
+            return batch
+        codecs = self._layout.codecs
+        arrays = [self._convert(codec, array) for codec, array in zip(codecs, batch.columns, strict=True)]
+        return self._layout.batch(arrays, len(batch))
+
+    def _convert(self, codec: ArrowCodec, array: pa.Array) -> pa.Array:
+        if isinstance(codec, DatetimeCodec):
+            arrow_type = self._choose(codec, array)
+            return array if arrow_type == codec.type else codec.narrow(array, arrow_type)
+        if isinstance(codec, DocumentCodec) and _has_datetimes(codec.codecs):
+            arrays = [self._convert(child, array.field(child.field.name)) for child in codec.codecs]
+            validity = array_validity(array)
+            return codec.from_arrays(arrays, len(array), validity)
+        if isinstance(codec, DocumentsCodec) and _has_datetimes(codec.item.codecs):
+            validity = array_validity(array)
+            items = self._convert(codec.item, array.flatten())
+            return codec.from_items(items, to_offsets(array.value_lengths().fill_null(0)), validity)
+        return array
+
+    def _choose(self, codec: DatetimeCodec, array: pa.Array) -> pa.DataType:
+        before, narrowest = self._types.get(codec.path), codec.narrowest_type(array)
+        if narrowest is None:
+            return before or NAIVE
+        self._types[codec.path] = narrowest if before in (None, narrowest) else codec.type
+        return self._types[codec.path]
+
+
+def _has_datetimes(codecs: Sequence[ArrowCodec]) -> bool:
+    return any(isinstance(codec, DatetimeCodec) or _has_datetimes(codec.children) for codec in codecs)

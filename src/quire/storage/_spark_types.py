@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 
-from quire.storage._arrow_codec import is_list_type
+from quire.storage._arrow_codec import array_validity, is_list_type, validity_bitmap
 
 SPARK_FIELD_KEY = "quire.arrow"
 """The key of the original Arrow field in the metadata of a field of Spark."""
@@ -39,7 +39,7 @@ def spark_type(arrow_type: pa.DataType) -> pa.DataType:
         return pa.binary()
     if _types.is_time(arrow_type) or _types.is_duration(arrow_type):
         return pa.int64() if arrow_type.bit_width == 64 else pa.int32()
-    if _types.is_timestamp(arrow_type):
+    if _types.is_timestamp(arrow_type):  # Spark has microseconds, and one zone for the whole session
         return pa.timestamp("us", "UTC" if arrow_type.tz else None)
     if _types.is_struct(arrow_type):
         return pa.struct([spark_field(arrow_type.field(i)) for i in range(arrow_type.num_fields)])
@@ -67,11 +67,23 @@ def spark_arrow_schema(schema: pa.Schema) -> pa.Schema:
 
 def convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert an array between a type and the one that holds it in Spark, either way."""
-    if array.type == target:
+    source = array.type
+    if source == target:
         return array
-    for applies, convert in _CONVERSIONS:
-        if applies(array.type, target):
-            return convert(array, target)
+    if isinstance(source, pa.BaseExtensionType):
+        return convert_array(array.storage, target)
+    if isinstance(target, pa.BaseExtensionType):
+        return target.wrap_array(convert_array(array, target.storage_type))
+    if _types.is_fixed_size_binary(source) and _types.is_binary(target):
+        return _from_fixed_width(array, target)
+    if _types.is_fixed_size_binary(target) and (_types.is_binary(source) or _types.is_large_binary(source)):
+        return _to_fixed_width(array, target)
+    if _is_time_as_integer(source, target) or _is_time_as_integer(target, source):
+        return array.view(target)
+    if _types.is_struct(source) and _types.is_struct(target):
+        return _convert_struct(array, target)
+    if is_list_type(source) and is_list_type(target):
+        return _convert_list(array, target)
     return array.cast(target)
 
 
@@ -107,13 +119,6 @@ def _to_fixed_width(array: pa.Array, target: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(target, count, [_own_bitmap(array), pa.py_buffer(rows)])
 
 
-def _own_bitmap(array: pa.Array) -> pa.Buffer | None:
-    """Return the validity of an array, from its first row on."""
-    if not array.null_count:
-        return None
-    return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little"))
-
-
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
     fields = [target.field(i) for i in range(target.num_fields)]
     places = [array.type.get_field_index(field.name) for field in fields]
@@ -133,27 +138,13 @@ def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(target, len(array), [validity, offsets], -1, array.offset, children=[items])
 
 
-def _is_temporal_as_integer(one: pa.DataType, other: pa.DataType) -> bool:
+def _own_bitmap(array: pa.Array) -> pa.Buffer | None:
+    """Return the validity of an array, from its first row on."""
+    return validity_bitmap(array_validity(array))
+
+
+def _is_time_as_integer(one: pa.DataType, other: pa.DataType) -> bool:
     return bool((_types.is_time(one) or _types.is_duration(one)) and _types.is_integer(other))
-
-
-_Conversion = tuple[Callable[[pa.DataType, pa.DataType], bool], Callable[[pa.Array, pa.DataType], pa.Array]]
-_CONVERSIONS: list[_Conversion] = [
-    (lambda a, _: isinstance(a, pa.BaseExtensionType), lambda array, b: convert_array(array.storage, b)),
-    (
-        lambda _, b: isinstance(b, pa.BaseExtensionType),
-        lambda array, b: b.wrap_array(convert_array(array, b.storage_type)),
-    ),
-    (lambda a, b: _types.is_fixed_size_binary(a) and _types.is_binary(b), _from_fixed_width),
-    (
-        lambda a, b: _types.is_fixed_size_binary(b) and (_types.is_binary(a) or _types.is_large_binary(a)),
-        _to_fixed_width,
-    ),
-    (lambda a, b: _is_temporal_as_integer(a, b) or _is_temporal_as_integer(b, a), lambda array, b: array.view(b)),
-    (lambda a, b: _types.is_struct(a) and _types.is_struct(b), _convert_struct),
-    (lambda a, b: is_list_type(a) and is_list_type(b), _convert_list),
-]
-"""Conversions by the types that they apply to; the first that applies is used, else a cast."""
 
 
 # --- files of Spark
@@ -171,10 +162,25 @@ def field_from_text(text: str) -> pa.Field:
 
 def restore_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns as they were before Spark, if its file says so; else as they are."""
-    originals = _original_fields(schema.metadata)
+    if _SPARK not in (schema.metadata or {}):
+        return schema
+    try:
+        described = json.loads(schema.metadata[_SPARK])["fields"]
+        texts = {f["name"]: f["metadata"][SPARK_FIELD_KEY] for f in described if SPARK_FIELD_KEY in f["metadata"]}
+        originals = {name: field_from_text(text) for name, text in texts.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+        return schema  # metadata of another tool
     if not originals:
         return schema
-    return pa.schema([_restore_field(field, originals.get(field.name)) for field in schema], schema.metadata)
+    fields = list(schema)
+    for place, field in enumerate(fields):
+        # If only a part of a column was read, or it was replaced by another one, it stays as it is.
+        if field.name in originals:
+            with suppress(ValueError, pa.ArrowException):
+                original = originals[field.name].with_name(field.name).with_nullable(True)  # noqa: FBT003 - pyarrow's
+                convert_array(pa.array([], field.type), original.type)
+                fields[place] = original
+    return pa.schema(fields, schema.metadata)
 
 
 def restore_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -184,24 +190,3 @@ def restore_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     arrays = [convert_array(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _original_fields(metadata: Mapping[bytes, bytes] | None) -> dict[str, pa.Field]:
-    if metadata is None or _SPARK not in metadata:
-        return {}
-    try:
-        fields = json.loads(metadata[_SPARK])["fields"]
-        texts = {f["name"]: f["metadata"][SPARK_FIELD_KEY] for f in fields if SPARK_FIELD_KEY in f["metadata"]}
-        return {name: field_from_text(text) for name, text in texts.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
-        return {}  # metadata of another tool
-
-
-def _restore_field(field: pa.Field, original: pa.Field | None) -> pa.Field:
-    if original is None:
-        return field
-    try:
-        convert_array(pa.array([], field.type), original.type)
-    except (ValueError, pa.ArrowException):
-        return field  # only a part of it was read, or it was replaced by another column
-    return original.with_name(field.name).with_nullable(True)  # noqa: FBT003 - pyarrow's signature

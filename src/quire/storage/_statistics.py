@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from quire.columns import Columns, ColumnStatistics, Statistics
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.schema import FieldKind, FieldPath, Schema, join_path
-from quire.storage._block_table import BlockTable
 from quire.storage._dataset import StoredDataset
 from quire.storage._layout import Layout, Paths, resolve_columns
 from quire.storage._manifest import Shard
@@ -104,6 +103,8 @@ def _gather(dataset: StoredDataset[Any], rows: NDArray[np.int64], paths: Paths) 
 
 def _read_rows(reader: ShardReader, shard: Shard, rows: NDArray[np.int64]) -> Iterator[Columns]:
     """Yield the columns of rows of a shard in parts, reading only the row groups that they are in."""
+    # `rows` are numbers in the shard. Only the row groups that have some are read, as if they were concatenated:
+    # `positions` are the numbers of the rows among these.
     sizes = np.array(read_block_rows(reader.folder, shard) or (shard.rows,), np.int64)
     ends = np.cumsum(sizes)
     group_of_row = np.searchsorted(ends, rows, side="right")
@@ -165,24 +166,20 @@ def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict
 
 def _count(dataset: StoredDataset[Any], shard: Shard, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     """Count the missing values in one shard."""
+    counts: dict[FieldPath, NullCount] = {}
     table = read_table(dataset.folder, shard)
-    counts = {} if table is None else _count_table(table, dataset.schema, paths)
+    if table is not None:
+        nulls, rows = table.null_counts(), sum(table.rows)
+        for path in paths:
+            # A table has no number of documents in lists, which would be the total. A value in a missing document is
+            # missing as well, and is not counted as a null of its own.
+            if not _is_listed(dataset.schema, path) and nulls.get(join_path(path), -1) >= 0:
+                counts[path] = NullCount(max(nulls.get(join_path(path[: n + 1]), 0) for n in range(len(path))), rows)
     rest = [path for path in paths if path not in counts]
     file = dataset.folder.local_path(shard.name)
     if rest and file is not None:
-        count = _count_parquet if shard.format == "parquet" else _count_arrow
-        counts |= count(file, dataset.schema, rest)
-    return counts
-
-
-def _count_table(table: BlockTable, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
-    nulls, rows = table.null_counts(), sum(table.rows)
-    counts: dict[FieldPath, NullCount] = {}
-    for path in paths:
-        if _is_listed(schema, path) or nulls.get(join_path(path), -1) < 0:
-            continue  # a table has no number of documents in lists
-        above = [nulls.get(join_path(path[:size]), 0) for size in range(1, len(path))]
-        counts[path] = NullCount(max(nulls[join_path(path)], *above, 0), rows)
+        is_parquet = shard.format == "parquet"
+        counts |= _count_parquet(file, dataset.schema, rest) if is_parquet else _count_arrow(file, rest)
     return counts
 
 
@@ -190,32 +187,25 @@ def _is_listed(schema: Schema, path: FieldPath) -> bool:
     return any(each.kind is FieldKind.DOCUMENTS for each in schema.resolve(path)[:-1])
 
 
-def _count_arrow(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
-    del schema
+def _count_arrow(file: Path, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     counts: dict[FieldPath, NullCount] = {}
     with pa.memory_map(str(file)) as mapped:
         reader = pa.ipc.open_file(mapped)
         for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
+            # A struct, so that the first name of a path is found like the others. Names may be ambiguous (-1).
+            rows = reader.get_batch(number).to_struct_array()
             for path in paths:
-                array = _array_at(batch, path)
-                if array is not None:
+                array: Any = rows
+                for name in path:
+                    if pa.types.is_list(array.type):
+                        array = array.values
+                    if not pa.types.is_struct(array.type) or array.type.get_field_index(name) < 0:
+                        break
+                    array = array.field(name)
+                else:
                     before = counts.get(path, NullCount(0, 0))
                     counts[path] = NullCount(before.missing + array.null_count, before.total + len(array))
     return counts
-
-
-def _array_at(batch: pa.RecordBatch, path: FieldPath) -> pa.Array | None:
-    """Return the array at a path through structs and lists of structs."""
-    places = batch.schema.get_all_field_indices(path[0])
-    array = batch.column(places[0]) if len(places) == 1 else None
-    for name in path[1:]:
-        if array is not None and pa.types.is_list(array.type):
-            array = array.values
-        if array is None or not pa.types.is_struct(array.type) or array.type.get_field_index(name) < 0:
-            return None
-        array = array.field(name)
-    return array
 
 
 def _count_parquet(file: Path, schema: Schema, paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:

@@ -22,8 +22,10 @@ from quire.storage._arrow_codec import (
     BytesCodec,
     TextCodec,
     address_of,
+    array_validity,
     clear_missing,
     mask_missing,
+    to_offsets,
     validity_bitmap,
 )
 from quire.storage._nested_codecs import ListCodec
@@ -80,11 +82,23 @@ class TensorCodec(ArrowCodec):
     def encode(self, column: Column) -> pa.Array:
         data, validity = self._stack(column)
         if self.storage == "list":
-            return _nested_lists(data, self.type, validity)
+            return self._nest(data, validity)
         if self.storage == "binary":
             offsets = np.arange(len(data) + 1, dtype=np.int64) * self.width
             return BytesCodec(self.field, self.path).from_packed(data.reshape(-1).view(np.uint8), offsets, validity)
         return pa.Array.from_buffers(self.type, len(data), [validity_bitmap(validity), pa.py_buffer(data)])
+
+    def _nest(self, array: NDArray[Any], validity: Validity) -> pa.Array:
+        """Return an array of nested fixed-size lists: the innermost level first, then one level around another."""
+        if not self.shape:
+            return pa.array(array, self.type, mask=None if validity is None else ~validity)
+        types = [self.type]
+        while pa.types.is_fixed_size_list(types[-1]):
+            types.append(types[-1].value_type)
+        level = pa.array(array.reshape(-1), types[-1])
+        for level_type in reversed(types[1:-1]):
+            level = pa.Array.from_buffers(level_type, len(level) // level_type.list_size, [None], children=[level])
+        return pa.Array.from_buffers(self.type, len(array), [validity_bitmap(validity)], children=[level])
 
     def _stack(self, column: Column) -> tuple[NDArray[Any], Validity]:
         """Return the tensors of all rows as one array, without a copy where the column has it."""
@@ -112,7 +126,9 @@ class TensorCodec(ArrowCodec):
             array, sizes = array.storage, [math.prod(self.shape)]
         else:
             sizes = list(self.shape)
-        validity = None if not array.null_count else np.asarray(array.is_valid())
+        validity = array_validity(array)
+        # Go down one list per axis. A slice of a list array shares its items, so each level is cut to the items of the
+        # rows above. Missing rows are fine, as they have items nevertheless; a missing list within a tensor is not.
         level, is_outer = array, True
         for size in sizes:
             if not pa.types.is_fixed_size_list(level.type) or level.type.list_size != size:
@@ -147,6 +163,8 @@ class TensorCodec(ArrowCodec):
 
     def gather_parts(self, rows: RowLocations, spans: Iterable[slice]) -> Iterator[Column]:
         framework = rows.framework or self.field.type.framework or get_framework("numpy")
+        # Addresses and validity are computed for all spans at once; the tensors are copied span by span, because those
+        # of all batches would take too much memory.
         fixed = FixedRows(rows, self.first + 1, self.width)
         all_validity = rows.validity(self.first)
         for span in spans:
@@ -166,7 +184,7 @@ class TensorCodec(ArrowCodec):
 def _arrow_type_of(dtype: np.dtype[Any]) -> pa.DataType | None:
     try:
         return pa.from_numpy_dtype(dtype)
-    except pa.ArrowNotImplementedError:  # short floats, complex numbers
+    except pa.ArrowNotImplementedError:  # bfloat16 and other short floats, complex numbers
         return None
 
 
@@ -187,19 +205,6 @@ class ComplexCodec(TensorCodec):
         data = np.array([0 if value is None else value for value in values], np.complex128)
         buffers = [validity_bitmap(validity_of(values)), pa.py_buffer(data)]
         return pa.Array.from_buffers(self.type, len(values), buffers)
-
-
-def _nested_lists(array: NDArray[Any], arrow_type: pa.DataType, validity: Validity) -> pa.Array:
-    """Return an array of nested fixed-size lists: the innermost level first, then one level around another."""
-    types = [arrow_type]
-    while pa.types.is_fixed_size_list(types[-1]):
-        types.append(types[-1].value_type)
-    if len(types) == 1:
-        return pa.array(array, arrow_type, mask=None if validity is None else ~validity)
-    level = pa.array(array.reshape(-1), types[-1])
-    for level_type in reversed(types[1:-1]):
-        level = pa.Array.from_buffers(level_type, len(level) // level_type.list_size, [None], children=[level])
-    return pa.Array.from_buffers(arrow_type, len(array), [validity_bitmap(validity)], children=[level])
 
 
 def dense_framework(codec: ArrowCodec, row: int, value: Any) -> Framework:
@@ -252,8 +257,9 @@ class RaggedTensorCodec(ArrowCodec):
         rows: list[tuple[str, Any]] = [
             ("", None) if value is None else self._to_numpy(row, value) for row, value in enumerate(column.values())
         ]
+        # Views are joined, so the elements of each tensor are copied once. An array without elements has no view.
         sizes = [0 if array is None else array.nbytes for _, array in rows]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+        offsets = to_offsets(sizes)
         data = b"".join([memoryview(a.reshape(-1).view(np.uint8)) for _, a in rows if a is not None and a.size])
         shapes = [[] if array is None else list(array.shape) for _, array in rows]
         arrays = [
@@ -311,6 +317,7 @@ class RaggedTensorCodec(ArrowCodec):
         count = sum(math.prod(shape) for shape in shapes)
         if count * numpy_dtype.itemsize != len(data) or any(size < 0 for shape in shapes for size in shape):
             raise DecodeError(f"{self.path}: the shapes of the tensors do not fit their {len(data):,} bytes.")
+        # A bytearray, because arrays of immutable bytes are read-only, and users change tensors in place.
         return np.frombuffer(bytearray(data), numpy_dtype) if data else np.zeros(count, numpy_dtype)
 
     def _framework(self, name: str | None) -> Framework:

@@ -53,12 +53,13 @@ class VerifiedBlocks:
         if not self._memory.is_file:
             self._path = None
         self.pieces: NDArray[np.uint8] = self._memory.array[: 1 + regions]
-        self.pieces[0] = 1
+        self.pieces[0] = 1  # the flag of rows that have no piece to verify
         self.flags: NDArray[np.uint8] = self._memory.array[1 + regions :].reshape(slots, columns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is None:
             with suppress(OSError):  # without a file, the other process verifies for itself
+                # Forked children have this object, too. Only the process that created the file removes it.
                 handle, name = tempfile.mkstemp(prefix="quire-verified-")
                 os.close(handle)
                 self._path = Path(name)
@@ -101,6 +102,8 @@ class BlockCheck:
         `parts` are the addresses of the block, as the layout locates them; `data` are the parts that may be read piece
         by piece, and the bytes of a row of each; `first_flag` is the flag of the first region of the file.
         """
+        # A column is known by the address of its data, which is the offset in the file plus that of the mapping. Its
+        # regions end at `pieces.end`: that is how `BlockTable.check_column` finds what to leave out.
         flags, self._first_flag = {}, first_flag
         for part, width in data:
             pieces = self._table.pieces_at(parts[part] - self._buffer.address, width)
@@ -132,6 +135,7 @@ class BlockCheck:
         self._flags, self._is_kept, self._blocks = flags, keep, self._blocks if blocks is None else blocks
 
     def __call__(self, columns: Sequence[int] | None) -> bool:
+        # The flag is set after all blocks and nodes of the column: if one of them is damaged, the next read fails, too.
         try:
             for column in self._due_columns(columns):
                 for block in self._blocks:
@@ -144,6 +148,7 @@ class BlockCheck:
 
     def due_ranges(self, columns: Sequence[int] | None) -> list[tuple[int, int]]:
         """Return the addresses and bytes of what a call would verify."""
+        # The caller requests all of them from the disk at once. Otherwise each page would be read when it is touched.
         nodes = [node for column in self._due_columns(columns) for node in self._nodes[column]]
         ranges = [
             place

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -81,9 +81,9 @@ def matching_rows(
     name = _cache_name(where) if rows is None and paths == (query_paths or None) else None
     if name is None:
         return _find_rows(reader, shards, query, paths, rows)
+    # Rows are validated when they are read, so the result depends on the aliases and defaults of the class as well.
     parts = [part for shard in shards for part in shard.identity]
-    parts += [layout_fingerprint(schema), json_schema(schema)]  # which depend on aliases and defaults
-
+    parts += [layout_fingerprint(schema), json_schema(schema)]
     key = cache_key("rows of queries 2", reader.folder.url, name, *parts)
     for _ in range(2):
         with reader.cache.open(
@@ -127,6 +127,7 @@ def _find_rows(
     rows: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Find the matching rows by reading the columns of the query, without row groups that cannot match."""
+    # Only the columns of the query are read; a function, whose columns are not known, is called with whole documents.
     layout = Layout(reader.layout.schema.document_type.document_schema(), paths=paths)
     narrow = ShardReader(reader.folder, layout, reader.cache, reader.verify)
     bounds = [] if isinstance(query, Split) else _bounds(query, layout)
@@ -146,20 +147,39 @@ def rows_of_shard(rows: NDArray[np.int64] | None, start: int, shard: Shard) -> N
 
 # --- statistics of row groups
 
-Bound = tuple[str, str, Sequence[Any]]
-"""A dotted path, an operator, and values: every matching row has one of the values, or compares with the only one."""
+
+class _Bound(NamedTuple):
+    """A condition of a query: every matching row has one of the values ($in), or compares with the only one."""
+
+    path: str
+    operator: str
+    values: Sequence[Any]
+
+    def excludes(self, least: Any, most: Any) -> bool:
+        """Whether no value from `least` to `most` meets the condition."""
+        try:
+            if self.operator == "$in":
+                return all(value < least or value > most for value in self.values)
+            [value] = self.values
+            if self.operator in ("$gt", "$gte"):
+                return bool(most < value or (self.operator == "$gt" and most == value))
+            return bool(least > value or (self.operator == "$lt" and least == value))
+        except TypeError:
+            return False  # values that cannot be compared raise an error when rows are read
 
 
-def _bounds(query: Query, layout: Layout) -> list[Bound]:
+def _bounds(query: Query, layout: Layout) -> list[_Bound]:
     """Return the conditions that the minimum and maximum of a row group can rule out."""
-    bounds: list[Bound] = []
+    bounds: list[_Bound] = []
     for path, name, values in query.conditions():
+        # Minima and maxima of stored values rule out a condition only if values compare as the stored ones do. Enums
+        # that are stored by name do not, for instance.
         codec = _find_codec(layout, path)
         if codec is None or not codec.keeps_order:
             continue
         forms = [form for value in values for form in codec.to_statistics(value)]
         if name == "$in" or len(forms) == 1:
-            bounds.append((join_path(path), name, forms))
+            bounds.append(_Bound(join_path(path), name, forms))
     return bounds
 
 
@@ -173,27 +193,13 @@ def _find_codec(layout: Layout, path: FieldPath) -> ArrowCodec | None:
     return codec
 
 
-def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[Bound]) -> bool:
-    paths = {path for path, _, _ in bounds}
-    for index in range(group.num_columns):
-        column = group.column(index)
+def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[_Bound]) -> bool:
+    """Whether the minima and maxima of a row group leave a chance that one of its rows matches."""
+    paths = {bound.path for bound in bounds}
+    for column in map(group.column, range(group.num_columns)):
         statistics = column.statistics if column.path_in_schema in paths else None
-        if statistics is None or not statistics.has_min_max:
-            continue
-        own = [(name, values) for path, name, values in bounds if path == column.path_in_schema]
-        if any(_is_ruled_out(name, values, statistics.min, statistics.max) for name, values in own):
-            return False
+        if statistics is not None and statistics.has_min_max:
+            own = [bound for bound in bounds if bound.path == column.path_in_schema]
+            if any(bound.excludes(statistics.min, statistics.max) for bound in own):
+                return False
     return True
-
-
-def _is_ruled_out(name: str, values: Sequence[Any], least: Any, most: Any) -> bool:
-    """Whether no value from `least` to `most` meets a condition."""
-    try:
-        if name == "$in":
-            return all(value < least or value > most for value in values)
-        [value] = values
-        if name in ("$gt", "$gte"):
-            return bool(most < value or (name == "$gt" and most == value))
-        return bool(least > value or (name == "$lt" and least == value))
-    except TypeError:
-        return False  # values that cannot be compared raise an error when rows are read

@@ -141,23 +141,20 @@ def _to_plain(array: pa.Array, feature: Any, path: str) -> pa.Array:
         inner = feature[0] if isinstance(feature, list) else (feature or {}).get("feature")
         values = _to_plain(array.values, inner, path)
         if values is not array.values:
-            return pa.ListArray.from_arrays(_nullable_offsets(array), values)
+            offsets = array.offsets
+            if array.null_count:  # a null offset makes a list that is null
+                valid = [*array.is_valid().to_pylist(), True]
+                places = zip(offsets.to_pylist(), valid, strict=True)
+                offsets = pa.array([place if is_valid else None for place, is_valid in places], pa.int32())
+            return pa.ListArray.from_arrays(offsets, values)
     return array
-
-
-def _nullable_offsets(array: pa.Array) -> pa.Array:
-    """Return the offsets of lists, with a null for each list that is null."""
-    if not array.null_count:
-        return array.offsets
-    valid = [*array.is_valid().to_pylist(), True]
-    offsets = [at if is_valid else None for at, is_valid in zip(array.offsets.to_pylist(), valid, strict=True)]
-    return pa.array(offsets, pa.int32())
 
 
 # --- the class of the documents
 
 
 def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -> type[Any]:
+    # Every column of an Arrow table may be null. Which ones are, only the data shows, so all of it is read.
     fields: list[pa.Field] = []
     for where, batch in opened.parts(0):
         arrays = _plain_columns(batch, opened.features, where)

@@ -55,6 +55,44 @@ class _Shard:
     columns: tuple[Encoding, ...]
     compression: str | None
 
+    @classmethod
+    def parse(cls, entry: dict[str, Any], prefix: str) -> _Shard:
+        """Parse an entry of the index; `prefix` is the folder of the split."""
+        if (entry["format"], entry["version"]) != ("mds", 2):
+            raise DecodeError(f"a shard of the format {entry['format']!r}, version {entry['version']}, not mds 2.")
+        is_compressed = entry.get("compression") is not None
+        columns = zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True)
+        file = entry["zip_data"] if is_compressed and entry.get("zip_data") else entry["raw_data"]
+        compression = entry["compression"].partition(":")[0] if is_compressed else None
+        encodings = tuple(Encoding.parse(str(name), str(kind), size) for name, kind, size in columns)
+        name, rows, size = f"{prefix}{file['basename']}", int(entry["samples"]), entry["raw_data"]["bytes"]
+        return cls(name, rows, size, encodings, compression)
+
+    def row_bounds(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return the offsets of rows, which come after the number of rows, checked against the size of the data."""
+        head = data[: 4 * (self.rows + 2)].tobytes()
+        if len(head) < 4 * (self.rows + 2) or len(data) != self.size:
+            raise DecodeError(
+                f"the shard was altered or truncated: it has {len(data):,} bytes, the index says {self.size:,}."
+            )
+        numbers = np.frombuffer(head, "<u4").astype(np.int64)
+        if numbers[0] != self.rows or (np.diff(numbers[1:]) < 0).any() or numbers[-1] > len(data):
+            raise DecodeError("the shard was altered: its table of rows does not match the index.")
+        return numbers[1:]
+
+    def split_row(self, content: bytes) -> dict[str, bytes]:
+        """Return the bytes of each column; the sizes of columns without a fixed one are at the start of the row."""
+        count = sum(column.size is None for column in self.columns)
+        sizes = iter(np.frombuffer(content[: 4 * count], "<u4").tolist())
+        at, values = 4 * count, {}
+        for column in self.columns:
+            size = next(sizes, -1) if column.size is None else column.size
+            if size < 0 or at + size > len(content):
+                raise DecodeError(f"{column.name}: the row ends before its value.")
+            values[column.name] = content[at : at + size]
+            at += size
+        return values
+
 
 def read_mds(source: Any, document_type: type[Any] | None, options: ImportOptions) -> ForeignDataset:
     """Read an MDS dataset, or one of its splits."""
@@ -74,7 +112,7 @@ def read_mds(source: Any, document_type: type[Any] | None, options: ImportOption
     matches = match_fields(row_type, names, options.extra)
 
     def row(shard: _Shard, content: bytes, where: str) -> dict[str, Any]:
-        values = _split_row(shard, content)
+        values = shard.split_row(content)
         known = [(column, *matches[column.name]) for column in shard.columns if column.name in matches]
         return {key: _decode_value(column, values[column.name], field, where) for column, key, field in known}
 
@@ -96,20 +134,7 @@ def _read_index(folder: Folder, name: str, prefix: str) -> list[_Shard]:
             f"{display_uri(folder.join(name))}: there is no such file. If the dataset has splits, pass split=..."
         )
     with source_errors(folder.join(name)):
-        return [_parse_shard(entry, prefix) for entry in json.loads(folder.read(name))["shards"]]
-
-
-def _parse_shard(entry: dict[str, Any], prefix: str) -> _Shard:
-    if (entry["format"], entry["version"]) != ("mds", 2):
-        raise DecodeError(f"a shard of the format {entry['format']!r}, version {entry['version']}, not mds 2.")
-    is_compressed = entry.get("compression") is not None
-    columns = zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True)
-    file = entry["zip_data"] if is_compressed and entry.get("zip_data") else entry["raw_data"]
-    compression = entry["compression"].partition(":")[0] if is_compressed else None
-    encodings = tuple(Encoding.parse(str(name), str(kind), size) for name, kind, size in columns)
-    return _Shard(
-        f"{prefix}{file['basename']}", int(entry["samples"]), entry["raw_data"]["bytes"], encodings, compression
-    )
+        return [_Shard.parse(entry, prefix) for entry in json.loads(folder.read(name))["shards"]]
 
 
 def _read_rows(folder: Folder, shard: _Shard, first: int) -> Iterator[tuple[str, bytes]]:
@@ -120,36 +145,9 @@ def _read_rows(folder: Folder, shard: _Shard, first: int) -> Iterator[tuple[str,
         compression = None if shard.compression is None else get_compression(shard.compression)
         if compression is not None:
             data = np.frombuffer(decompress(memoryview(data), compression, shard.size, _MAX_RATIO), np.uint8)
-        bounds = _row_bounds(shard, data)
+        bounds = shard.row_bounds(data)
         for number in range(first, shard.rows):
             yield f"{where}, row {number}", data[bounds[number] : bounds[number + 1]].tobytes()
-
-
-def _row_bounds(shard: _Shard, data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the offsets of rows, which come after the number of rows, checked against the size of the data."""
-    head = data[: 4 * (shard.rows + 2)].tobytes()
-    if len(head) < 4 * (shard.rows + 2) or len(data) != shard.size:
-        raise DecodeError(
-            f"the shard was altered or truncated: it has {len(data):,} bytes, the index says {shard.size:,}."
-        )
-    numbers = np.frombuffer(head, "<u4").astype(np.int64)
-    if numbers[0] != shard.rows or (np.diff(numbers[1:]) < 0).any() or numbers[-1] > len(data):
-        raise DecodeError("the shard was altered: its table of rows does not match the index.")
-    return numbers[1:]
-
-
-def _split_row(shard: _Shard, content: bytes) -> dict[str, bytes]:
-    """Return the bytes of each column; the sizes of columns without a fixed one are at the start of the row."""
-    count = sum(column.size is None for column in shard.columns)
-    sizes = iter(np.frombuffer(content[: 4 * count], "<u4").tolist())
-    at, values = 4 * count, {}
-    for column in shard.columns:
-        size = next(sizes, -1) if column.size is None else column.size
-        if size < 0 or at + size > len(content):
-            raise DecodeError(f"{column.name}: the row ends before its value.")
-        values[column.name] = content[at : at + size]
-        at += size
-    return values
 
 
 # --- values

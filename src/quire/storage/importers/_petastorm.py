@@ -53,7 +53,10 @@ def read_petastorm(source: Any, document_type: type[Any] | None, options: Import
     if not files:
         raise StorageError(f"{display_uri(folder.url)}: there are no Parquet files.")
     layout = Layout((document_type or _read_class(folder, options)).document_schema())
-    counts = [_count_rows(folder, name) for name in files]
+    counts: list[int] = []
+    for name in files:
+        with source_errors(folder.join(name)), local_file(folder, name) as path:
+            counts.append(pq.read_metadata(path).num_rows)
 
     def rows(first: int) -> Iterator[DocumentBatch[Any]]:
         for name, count in zip(files, counts, strict=True):
@@ -64,11 +67,6 @@ def read_petastorm(source: Any, document_type: type[Any] | None, options: Import
     return ForeignDataset(layout.schema.document_type, rows, sum(counts))
 
 
-def _count_rows(folder: Folder, name: str) -> int:
-    with source_errors(folder.join(name)), local_file(folder, name) as path:
-        return int(pq.read_metadata(path).num_rows)
-
-
 def _read_batches(folder: Folder, name: str, layout: Layout, first: int, extra: Extra) -> Iterator[DocumentBatch[Any]]:
     where = folder.join(name)
     with source_errors(where), local_file(folder, name) as path:
@@ -76,18 +74,14 @@ def _read_batches(folder: Folder, name: str, layout: Layout, first: int, extra: 
         for batch in file.iter_batches(BATCH_ROWS):
             left = batch.slice(min(first, len(batch)))
             first -= len(batch) - len(left)
-            if len(left):
-                yield to_batch(layout, _arrays(left, name), len(left), where, extra)
-
-
-def _arrays(batch: pa.RecordBatch, name: str) -> dict[str, pa.Array]:
-    """Return the columns by name, with those in the path of the file, as in 'year=2024/part-0.parquet'."""
-    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-    for part in name.split("/")[:-1]:
-        key, equals, value = part.partition("=")
-        if equals and key not in arrays:
-            arrays[key] = pa.array([value] * len(batch))
-    return arrays
+            if not len(left):
+                continue
+            arrays = dict(zip(left.schema.names, left.columns, strict=True))
+            for part in name.split("/")[:-1]:  # columns in the path of the file, as in 'year=2024/part-0.parquet'
+                key, equals, value = part.partition("=")
+                if equals and key not in arrays:
+                    arrays[key] = pa.array([value] * len(left))
+            yield to_batch(layout, arrays, len(left), where, extra)
 
 
 # --- the pickled schema
@@ -112,21 +106,19 @@ def _read_class(folder: Folder, options: ImportOptions) -> type[Any]:
             "that it names is run), or document_type=... to leave it unread."
         )
     with source_errors(where):
-        return _make_class(load_schema(metadata[SCHEMA_KEY]), options)
-
-
-def _make_class(schema: Any, options: ImportOptions) -> type[Any]:
-    fields = getattr(schema, "__dict__", {}).get("_fields")
-    if not isinstance(schema, StandIn) or schema.kind != "Unischema" or not isinstance(fields, dict):
-        raise DecodeError("the pickle is not a Unischema.")
-    names = field_names(fields)
-    annotations = {names[name]: _annotation(name, field, options) for name, field in fields.items()}
-    return document_class(options.name or str(schema.__dict__.get("_name") or "Row"), annotations)
+        schema = load_schema(metadata[SCHEMA_KEY])
+        fields = getattr(schema, "__dict__", {}).get("_fields")
+        if not isinstance(schema, StandIn) or schema.kind != "Unischema" or not isinstance(fields, dict):
+            raise DecodeError("the pickle is not a Unischema.")
+        names = field_names(fields)
+        annotations = {names[name]: _annotation(name, field, options) for name, field in fields.items()}
+        return document_class(options.name or str(schema.__dict__.get("_name") or "Row"), annotations)
 
 
 def _annotation(name: str, field: Any, options: ImportOptions) -> Any:
     if not isinstance(field, StandIn) or len(field.arguments) < 3:
         raise DecodeError(f"{name}: the pickle is not a UnischemaField.")
+    # The fields of petastorm's named tuple; older versions have no codec, or no nullable.
     _, dtype, shape, codec, nullable = (*field.arguments, None, False)[:5]
     kind = codec.kind if isinstance(codec, StandIn) else None
     if kind is not None and kind not in _CODECS:
@@ -135,8 +127,10 @@ def _annotation(name: str, field: Any, options: ImportOptions) -> Any:
         annotation: Any = bytes
     elif kind in ("ScalarCodec", None) and not shape:
         annotation = _scalar_annotation(name, dtype, codec)
+    elif not isinstance(shape, (tuple, list)) or not all(size is None or isinstance(size, int) for size in shape):
+        raise DecodeError(f"{name}: {shape!r} is not a shape.")
     else:
-        annotation = _array_annotation(name, dtype, shape)
+        annotation = tensor_annotation(None if _type_name(dtype) in _TEXTS else _dtype(name, dtype), shape)
     return annotation | None if nullable else annotation
 
 
@@ -153,12 +147,6 @@ def _scalar_annotation(name: str, dtype: Any, codec: Any) -> Any:
         return datetime
     kind = _dtype(name, dtype).kind
     return {"b": bool, "i": int, "u": int, "f": float}.get(kind, Any)
-
-
-def _array_annotation(name: str, dtype: Any, shape: Any) -> Any:
-    if not isinstance(shape, (tuple, list)) or any(size is not None and not isinstance(size, int) for size in shape):
-        raise DecodeError(f"{name}: {shape!r} is not a shape.")
-    return tensor_annotation(None if _type_name(dtype) in _TEXTS else _dtype(name, dtype), shape)
 
 
 def _type_name(dtype: Any) -> str:

@@ -87,7 +87,7 @@ def source_errors(where: str) -> Iterator[None]:
         path = ".".join(map(str, first["loc"]))
         raise DecodeError(f"{display_uri(where)}: {path}: {first['msg']} ({error.error_count()} in all).") from error
     except QuireError as error:
-        if str(error).startswith(display_uri(where)):
+        if str(error).startswith(display_uri(where)):  # an inner context has named the place already
             raise
         raise DecodeError(f"{display_uri(where)}: {error}") from error
     except (ValueError, KeyError, IndexError, TypeError, EOFError, OSError, MemoryError, pa.ArrowException) as error:

@@ -90,6 +90,7 @@ def _group_members(opened: IO[bytes]) -> Iterator[Sample]:
     key, contents = "", dict[str, bytes]()
     try:
         with tarfile.open(fileobj=opened, mode="r|*") as archive:
+            # A sample ends where the next stem begins. The archive is read as a stream, so it is not known before.
             for stem, suffix, content in _read_members(archive):
                 if contents and (stem != key or suffix in contents):
                     if stem == key:
