@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import sys
+import threading
+from collections.abc import Iterator
 from datetime import date, datetime
 from enum import Enum
 from pathlib import Path
@@ -17,7 +19,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, Text
-from quire.errors import DecodeError, EncodeError, OptionError
+from quire.codec import CsvOptions, iter_csv
+from quire.errors import DecodeError, EncodeError, OptionError, UriError
 from quire.typing import NdArray, float32
 from tests.strategies import Branch, Leaf, Node, Twig, arrays, branches, laws, leaves, nodes
 
@@ -255,3 +258,45 @@ def test_arrays_of_several_classes_are_rejected() -> None:
     with pytest.raises(EncodeError, match="row 0: 'leaf' holds values that Leaf has no field for"):
         DocumentArray[Branch]([{"leaf": Twig(text="a")}]).to_csv()
     assert DocumentArray([Thesis(title="a")]).to_csv().startswith("id,title,pages\r\n")
+
+
+# --- the limit of the csv module
+
+
+def test_readers_of_csv_do_not_wait_for_each_other() -> None:
+    """The lines of one reader come from a pipe, and another thread reads a table meanwhile."""
+    limit = csv.field_size_limit()
+    large = "x" * (2 * limit)
+    others: list[threading.Thread] = []
+
+    def read_other() -> None:
+        [document] = DocumentArray[Thesis].from_csv(text=f"title,pages\n{large},1\n")
+        assert document.title == large
+
+    def lines() -> Iterator[str]:
+        yield "title,pages\n"
+        others.append(threading.Thread(target=read_other, daemon=True))
+        others[0].start()
+        others[0].join(60)
+        yield f"{large},2\n"
+
+    [document] = DocumentArray[Thesis].from_csv(lines())
+    assert not others[0].is_alive(), "the other reader waits for a lock"
+    assert (document.title, document.pages) == (large, 2)
+    assert csv.field_size_limit() == limit
+
+
+def test_csv_limit_is_restored_while_the_caller_has_a_document(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    path = tmp_path / "rows.csv"
+    path.write_text("title,pages\n" + "a,1\n" * 1000)
+    stream = iter_csv(Thesis, path, CsvOptions(), "forbid")
+    assert next(stream).pages == 1
+    assert csv.field_size_limit() == limit
+    del stream
+    assert csv.field_size_limit() == limit
+
+
+def test_folder_in_place_of_a_csv_file_is_an_error_of_quire(tmp_path: Path) -> None:
+    with pytest.raises(UriError, match="the file cannot be read"):
+        DocumentArray[Thesis].from_csv(tmp_path)

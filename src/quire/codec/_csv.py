@@ -44,6 +44,8 @@ from quire.schema import FieldKind, FieldPath, Schema
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _size_limit_lock = ForkSafeLock()
+_raised_limits: list[int] = []
+"""What the limit of the csv module was before each reader that reads now: of the first one, the original limit."""
 _RECORDS_PER_READ = 256
 
 
@@ -242,7 +244,7 @@ def iter_csv(
 def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row that is not empty; the first row has the names of the columns.
 
-    Rows are read some at a time, because the lock of `_unlimited_cells` is not held while the caller uses them.
+    Rows are read some at a time, so that the limit of the csv module is as before while the caller uses them.
     """
 
     def read() -> Iterator[tuple[int, list[str]]]:
@@ -315,11 +317,16 @@ def _parse_number(tp: type[Any], cell: str) -> float | str:
 def _unlimited_cells() -> Iterator[None]:
     """Lift the csv module's limit of 128 KiB for a cell, which a tensor exceeds.
 
-    The limit is a setting of the whole process, hence the lock.
+    The limit is a setting of the whole process: the first of several readers lifts it, and the last one restores it.
+    The lock is not held while they read, since lines may come from a slow pipe, or from another reader.
     """
     with _size_limit_lock:
-        before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-        try:
-            yield
-        finally:
-            csv.field_size_limit(before)
+        _raised_limits.append(csv.field_size_limit(min(sys.maxsize, 2**31 - 1)))
+    try:
+        yield
+    finally:
+        with _size_limit_lock:
+            original = _raised_limits[0]
+            _raised_limits.pop()
+            if not _raised_limits:
+                csv.field_size_limit(original)

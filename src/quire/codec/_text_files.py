@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, cast
 
-from quire.errors import DecodeError, EncodeError, OptionError, UriNotFoundError
+from quire.errors import DecodeError, EncodeError, OptionError, UriError, UriNotFoundError
 from quire.files import Target, display_uri, fetch, open_target, scheme_of
 from quire.tensors import describe
 
@@ -110,7 +110,7 @@ def _open_path(path: str) -> Iterator[IO[bytes]]:
         file = Path(path).open("rb")  # noqa: SIM115 - errors in the body of the caller are not errors of opening
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
-            raise
+            raise UriError(f"{_shorten(path)}: the file cannot be read ({error.strerror or error}).") from error
         raise UriNotFoundError(f"there is no file {_shorten(path)}. Content is passed as text=...") from error
     with file:
         yield file
