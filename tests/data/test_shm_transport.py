@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -273,3 +274,75 @@ def test_pieces_of_ended_workers_are_dropped() -> None:
     while len({name.pid for name in shared.mapped}) > 2 and time.monotonic() < deadline:
         shared.drop_pieces_of_ended_workers()
     assert len({name.pid for name in shared.mapped}) <= 2
+
+
+# --- batches of varying sizes
+
+
+def test_varying_sizes_keep_bounded_shared_memory() -> None:
+    """1,000 batches of random sizes, as padding to the longest row of a batch makes them."""
+    pool = shared.SharedPool()
+    random = np.random.default_rng(0)
+    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    sizes = np.exp(random.uniform(np.log(1 << 16), np.log(1 << 23), 1000)).astype(int).tolist()
+    for number, size in enumerate(sizes):
+        array = pool.take_shared(size)
+        assert array is not None
+        assert array.nbytes == size
+        array[:] = number % 251
+        piece = pool.find(array.ctypes.data)
+        assert piece is not None
+        received = shared.open_piece(piece.hand_over())
+        assert received.nbytes == size
+        assert (received == number % 251).all()
+        del array, received, piece
+    assert len(pool._pieces) <= 64
+    assert sum(piece.size for piece in pool._pieces.values()) <= 256 << 20
+    assert len(shared.mapped) <= 2 * 64
+    assert len(os.listdir("/proc/self/fd")) - files <= 3 * 64  # noqa: PTH208
+
+
+def test_idle_pieces_are_released_in_worker_and_trainer() -> None:
+    pool = shared.SharedPool()
+
+    def send(size: int) -> None:
+        array = pool.take_shared(size)
+        assert array is not None
+        array[:] = 1
+        piece = pool.find(array.ctypes.data)
+        assert piece is not None
+        shared.open_piece(piece.hand_over())
+
+    send(5 << 20)
+    for _ in range(300):
+        send(1 << 20)
+    send(2 << 20)  # a piece of another size is needed: the one of 5 MiB has been idle for long
+    send(3 << 20)
+    assert sorted(piece.size >> 20 for piece in pool._pieces.values()) == [1, 2, 3]
+    assert sorted(piece.size >> 20 for piece in shared.mapped.values()) == [1, 2, 3]
+
+
+def test_pieces_of_the_trainer_are_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_MAX_FREE_BYTES", 0)
+    monkeypatch.setattr(shared, "_MAX_IDLE", 0)
+    pool = shared.SharedPool()
+    received = []
+    for number in range(10):
+        array = pool.take_shared((number + 1) << 16)
+        assert array is not None
+        array[:] = number
+        piece = pool.find(array.ctypes.data)
+        assert piece is not None
+        received.append(shared.open_piece(piece.hand_over()))
+        del array, piece
+    assert [int(array.max()) for array in received] == list(range(10))
+    assert [int(array.min()) for array in received] == list(range(10))
+
+
+def test_pool_without_a_free_piece_returns_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_MAX_PIECES", 2)
+    pool = shared.SharedPool()
+    arrays = [pool.take_shared(1 << 16), pool.take_shared(1 << 17)]
+    assert pool.take_shared(1 << 18) is None
+    arrays.pop()
+    assert pool.take_shared(1 << 18) is not None

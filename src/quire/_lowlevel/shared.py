@@ -5,8 +5,11 @@ worker's table of open files (`/proc/<pid>/fd/<number>`), and keeps the mapping.
 
 The first byte of a piece says who owns it: 1 while the trainer has the tensor, 0 while the worker may write. The worker
 sets it before the tensor is sent, and thus before its own arrays on the memory are gone. The trainer clears it when
-nothing there refers to the memory any more. Each of the two hands out an array on the memory, whose finalizer tells
+nothing there refers to the memory any more. Each of the two hands out an array on the memory, whose finalizer reports
 that it is unused in that process (see `quire._lowlevel.pool`).
+
+Batches of varying sizes share pieces: sizes are rounded up, to four steps for each power of two, and the pages at the
+end of a piece that are never written take no memory. Pieces that are not reused are released, see `SharedPool`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import mmap
 import os
 import secrets
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,8 +31,16 @@ from quire._lowlevel.pool import MemoryPool, Piece
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_HEADER = 4096  # bytes before the content, so that the content begins at a page; the first byte is the owner
-_MAX_PIECES = 64  # of a worker: each is an open file
+_HEADER = 4096
+"""Bytes before the content, so that the content begins at a page: the owner, and from byte 8 on the size in use."""
+_WORKER, _TRAINER, _RELEASED = 0, 1, 2
+"""The owner of a piece. A released piece has no memory, and the trainer drops its mapping."""
+_MAX_PIECES = 64
+"""The pieces of a worker: each is an open file."""
+_MAX_FREE_BYTES = 256 << 20
+"""Free memory of a worker beyond this is released when it needs a piece of another size."""
+_MAX_IDLE = 256
+"""A free piece that none of this number of arrays has used is released when a piece of another size is needed."""
 
 
 class PieceId(NamedTuple):
@@ -51,51 +63,80 @@ class PieceId(NamedTuple):
 class WorkerPiece(Piece):
     """Shared memory as the worker has it."""
 
-    __slots__ = ("id", "was_sent")
+    __slots__ = ("id", "last_use", "was_sent")
 
     def __init__(self, token: str, size: int) -> None:
         number = secrets.randbits(48)
         name = PieceId(os.getpid(), token, number, -1)
         file = os.memfd_create(name.file_name)
         os.ftruncate(file, _HEADER + size)
-        self.id, self.was_sent = name._replace(file=file), False
+        self.id, self.was_sent, self.last_use = name._replace(file=file), False, 0
         super().__init__(mmap.mmap(file, _HEADER + size), _HEADER, size)
 
     @property
     def is_free(self) -> bool:
         """Whether the trainer does not use the memory."""
         owner: int = self.memory[0]
-        return owner == 0
+        return owner == _WORKER
 
     def hand_over(self) -> PieceId:
         """Let the trainer own the piece, and return its name."""
-        self.was_sent, self.memory[0] = True, 1
+        self.was_sent, self.memory[0] = True, _TRAINER
         return self.id
+
+    def release(self) -> None:
+        """Return the memory to the system at once, although the trainer has it mapped. No array may be left on it."""
+        self.memory[0] = _RELEASED
+        with suppress(OSError):  # then it is returned when the trainer drops its mapping
+            self.memory.madvise(mmap.MADV_REMOVE, _HEADER, self.size)
+        os.close(self.id.file)
 
 
 class SharedPool(MemoryPool):
     """The pieces of shared memory of one worker.
 
-    No piece is dropped for being old: the trainer finds a piece by its file, and may not have opened it yet.
+    A piece that was handed over is never released: the trainer finds it by its file, and may not have opened it yet.
+    Free pieces are released when a piece of another size is needed: those that have not been used for long, and the
+    oldest ones if there are too many. So batches of one size, however large, keep their pieces.
     """
 
-    __slots__ = ("_pieces", "owner", "token")
+    __slots__ = ("_pieces", "_takes", "owner", "token")
 
     def __init__(self) -> None:
         super().__init__()
         self.owner, self.token = os.getpid(), secrets.token_hex(8)
         self._pieces: dict[int, WorkerPiece] = {}
+        self._takes = 0
 
     def take_shared(self, size: int) -> NDArray[np.uint8] | None:
         """Return an array in shared memory; None if there are as many pieces as there may be, and none is free."""
-        piece = self._find_free(size)
-        if piece is None:
+        self._takes += 1
+        step = 1 << (max(size, _HEADER).bit_length() - 3)
+        rounded = -(-size // step) * step
+        free = self._find_free(rounded)
+        if free is None:
+            self._release_free(rounded)
             if len(self._pieces) >= _MAX_PIECES:
                 return None
-            piece = WorkerPiece(self.token, size)
-            self._pieces[piece.address] = piece
-        self._pieces[piece.address].was_sent = False
-        return self._hand_out(piece)
+            free = WorkerPiece(self.token, rounded)
+            self._pieces[free.address] = free
+        piece = self._pieces[free.address]
+        piece.was_sent, piece.last_use = False, self._takes
+        piece.memory[8:16] = size.to_bytes(8, "little")
+        return self._hand_out(piece)[:size]
+
+    def _release_free(self, size: int) -> None:
+        """Make room for a new piece."""
+        pieces = [self._pieces[piece.address] for piece in list(self._free.values()) if piece.is_free]
+        total = size + sum(piece.size for piece in pieces)
+        for piece in pieces:  # the one that was freed first at the start
+            is_idle = self._takes - piece.last_use > _MAX_IDLE
+            if not is_idle and total <= _MAX_FREE_BYTES and len(self._pieces) < _MAX_PIECES:
+                continue
+            if self._free.pop(piece.address, None) is piece:  # no other thread has taken it
+                del self._pieces[piece.address]
+                total -= piece.size
+                piece.release()
 
     def find(self, address: int) -> WorkerPiece | None:
         """Return the piece whose content begins at an address."""
@@ -150,11 +191,15 @@ def open_piece(name: PieceId) -> NDArray[np.uint8]:
         piece = mapped.get(name)
         if piece is None:
             drop_pieces_of_ended_workers()
+            for other, old in list(mapped.items()):
+                if old.memory[0] == _RELEASED:
+                    mapped.pop(other, None)
             piece = mapped[name] = TrainerPiece(name)
         piece.is_out = True
         array = piece.to_array()
         weakref.finalize(array, _return_to_worker, piece, os.getpid()).atexit = False
-    return array
+    # The tensor must not seem to be a view of a larger one, which would be copied before it is pickled.
+    return array[: int.from_bytes(piece.memory[8:16], "little")]
 
 
 def _return_to_worker(piece: TrainerPiece, owner: int) -> None:
@@ -162,7 +207,7 @@ def _return_to_worker(piece: TrainerPiece, owner: int) -> None:
     # the worker hands a piece over again only after the byte is cleared: last, so that `is_out` is not lost.
     if not piece.is_retired and os.getpid() == owner:
         piece.is_out = False
-        piece.memory[0] = 0
+        piece.memory[0] = _WORKER
 
 
 def drop_pieces_of_ended_workers() -> None:
