@@ -22,7 +22,9 @@ class LoopbackServer(ThreadingHTTPServer):
 class Site(LoopbackServer):
     """Files by path.
 
-    The first `failures` requests get `status`, `hangs` never answers, and the next `cuts` bodies break off.
+    The first `failures` requests get `status`, `hangs` never answers, and the next `cuts` bodies break off. The next
+    `wrong_ranges` ranges begin `shift` bytes later than requested (None: the header is missing), and ranges have at
+    most `longest_range` bytes.
     """
 
     daemon_threads = True
@@ -33,6 +35,8 @@ class Site(LoopbackServer):
         self.files = {f"/data/{name}": content for name, content in files.items()}
         self.failures, self.status = 0, 503
         self.ranges, self.lengths, self.hangs, self.cuts = True, True, False, 0
+        self.wrong_ranges, self.longest_range = 0, 1 << 30
+        self.shift: int | None = 0
         self.released = threading.Event()
         self.seen: list[tuple[str, str, str | None]] = []
         self.url = f"http://127.0.0.1:{self.server_port}/data"
@@ -87,7 +91,14 @@ class FileHandler(BaseHTTPRequestHandler):
         status, head = 200, {"Content-Length": str(len(content))}
         if byte_range and site.ranges:
             start, stop = int(byte_range[1]), int(byte_range[2] or len(content) - 1) + 1
+            stop = min(stop, start + site.longest_range)
+            if body and site.wrong_ranges:
+                start += site.shift or 0
             head = {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+            if body and site.wrong_ranges:
+                site.wrong_ranges -= 1
+                if site.shift is None:
+                    del head["Content-Range"]
             status, content = 206, content[start:stop]
             head["Content-Length"] = str(len(content))
         if not site.lengths:

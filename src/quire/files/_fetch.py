@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError, UriError, UriNotFoundError, UriTimeoutError
 from quire.files._remote import RemoteFolder
 from quire.files._retry import TEMPORARY_STATUS, RemoteOptions, retry_pause
 from quire.files._transfer import split_address
 from quire.files._uris import MAX_BYTES, TIMEOUT, ReadLimits, display_uri, read_uri, scheme_of, too_large
+
+T = TypeVar("T")
 
 RETRIES = 2
 """How often a failed download is retried by default."""
@@ -24,10 +26,10 @@ NO_TIMEOUT = 1e8
 class FetchOptions(ReadLimits, total=False):
     """Limits of reading from a URI, and where it may be read from.
 
-    `timeout` is in seconds, for all attempts together (60; None for no limit), and `max_bytes` the most that is read
-    (1 GiB). A download that fails for a reason that may be temporary is retried up to `retries` times (2). `schemes`
-    are the only ones that are read and redirected to, like ('https',): then no paths. `storage_options` are passed to
-    fsspec.
+    `timeout` is in seconds, for all attempts and all parts of a file together (60; None for no limit), and `max_bytes`
+    the most that is read (1 GiB). A download that fails for a reason that may be temporary is retried up to `retries`
+    times (2). `schemes` are the only ones that are read and redirected to, like ('https',): then no paths.
+    `storage_options` are passed to fsspec.
     """
 
     retries: int
@@ -44,14 +46,24 @@ def fetch(
     schemes: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the bytes at a local path, or at a URI: file://, http(s)://, data:, or any other that fsspec supports."""
+    """Return the bytes at a local path, or at a URI: file://, http(s)://, data:, or any other that fsspec supports.
+
+    `timeout` is a deadline for the whole of it, with retries and the parts of a large file; see `FetchOptions`.
+    """
     if retries < 0:
         raise OptionError(f"retries is 0 or more, got {retries}.")
     allowed = allowed_schemes(uri, schemes)
     if scheme_of(uri) in ("http", "https"):
         http = importlib.import_module("quire.files._http")  # slow to import, and rarely needed
         allowed_redirects = http.HTTP_SCHEMES if allowed is None else allowed
-        return _retry(partial(http.read_http, uri, max_bytes=max_bytes, schemes=allowed_redirects), timeout, retries)
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def download() -> bytes:
+            left = None if end is None else max(end - time.monotonic(), 0.001)
+            content: bytes = http.read_http(uri, left, max_bytes, allowed_redirects)
+            return content
+
+        return retry_download(download, retries, end)
     if is_local_or_data(uri, allowed):
         return read_uri(uri, max_bytes=max_bytes)
     seconds = NO_TIMEOUT if timeout is None else timeout
@@ -78,20 +90,15 @@ def allowed_schemes(uri: str, schemes: Iterable[str] | None) -> frozenset[str] |
     return allowed
 
 
-class _Read(Protocol):
-    def __call__(self, *, timeout: float | None) -> bytes: ...
-
-
-def _retry(read: _Read, timeout: float | None, retries: int) -> bytes:
-    """Return what the first attempt that succeeds reads; the timeout is for all of them."""
-    end = None if timeout is None else time.monotonic() + timeout
+def retry_download(attempt: Callable[[], T], retries: int, end: float | None = None) -> T:
+    """Return the result of the first attempt that succeeds, with pauses that double; no pause goes beyond `end`."""
     for number in range(retries + 1):
         try:
-            return read(timeout=timeout)
+            return attempt()
         except UriError as error:
             pause = retry_pause(number)
-            timeout = None if end is None else end - time.monotonic() - pause
-            if number == retries or not is_temporary(error) or (timeout is not None and timeout <= 0):
+            is_over = end is not None and time.monotonic() + pause >= end
+            if number == retries or is_over or not is_temporary(error):
                 raise
         time.sleep(pause)
     raise AssertionError("one of the attempts returns or raises")
@@ -107,17 +114,30 @@ def is_temporary(error: UriError) -> bool:
 
 
 def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes:
+    end = time.monotonic() + options.deadline
     try:
         address = split_address(uri)
         folder = RemoteFolder(address.folder, options)
         size = folder.reported_size(address.name)
         if size is not None and size > max_bytes:
             raise too_large(uri, f"the file has {size:,} bytes", max_bytes)
-        content = b"".join(folder.parts(address.name))
+        parts: list[bytes] = []
+        for part in folder.parts(address.name, size):
+            parts.append(part)
+            # The options of a folder are for one request each: here, all of them share the time.
+            left = end - time.monotonic()
+            if left <= 0 and sum(map(len, parts)) != size:
+                raise UriTimeoutError(
+                    f"{display_uri(uri)}: {sum(map(len, parts)):,} of {size:,} bytes came within {options.deadline:g} "
+                    "seconds. Pass a larger timeout, or try again."
+                )
+            folder.options = replace(options, deadline=max(left, 0.001), timeout=max(left, 0.001))
+        content = b"".join(parts)
     except StorageNotFoundError as error:
         raise UriNotFoundError(str(error)) from error
     except StorageError as error:
-        raise UriError(str(error)) from error
+        kind = UriTimeoutError if isinstance(error.__cause__, TimeoutError) else UriError
+        raise kind(str(error)) from error
     if len(content) > max_bytes:
         raise too_large(uri, f"the file has {len(content):,} bytes", max_bytes)
     return content

@@ -5,6 +5,7 @@ This module is imported when it is needed, since the modules of urllib take as l
 
 from __future__ import annotations
 
+import re
 import time
 from base64 import b64encode
 from collections.abc import Container, Iterable, Iterator
@@ -24,6 +25,7 @@ HTTP_SCHEMES = ("http", "https")
 _CHUNK = 1 << 18
 _ALLOWED_CHARACTERS = "%/:;=&?~#+!$,'@()*[]"  # those that stay as they are in a URL
 _KNOWN_OPTIONS = ("headers", "ssl")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 def quote_url(url: str) -> str:
@@ -38,6 +40,23 @@ def validator_of(response: HTTPResponse) -> str:
     return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
 
 
+def sent_range(url: str, response: HTTPResponse, start: int) -> int | None:
+    """Check that a partial response (206) begins at byte `start`; return the size of the file, or None if unknown.
+
+    Some servers and caches answer with another range than the requested one: its bytes must not be used.
+    """
+    header = response.headers.get("Content-Range") or ""
+    match = _CONTENT_RANGE.fullmatch(header.strip())
+    if match is None or int(match[1]) != start:
+        error = UriError(
+            f"{display_uri(url)}: the server was asked for the bytes from {start:,} on, and answered with another "
+            f"range (Content-Range: {header!r}). Try again, or read the file from a server that supports ranges."
+        )
+        error.__cause__ = ConnectionAbortedError("the server sent another range")  # a reason to retry
+        raise error
+    return None if match[3] == "*" else int(match[3])
+
+
 # --- downloads
 
 
@@ -46,6 +65,8 @@ def read_http(url: str, timeout: float | None, max_bytes: int, schemes: Containe
     deadline = None if timeout is None else time.monotonic() + timeout
     with translate_errors(url, timeout), open_url(url, timeout, schemes) as response:
         announced = response.length  # by Content-Length; None for a chunked body
+        if response.status == 206:  # although no range was requested
+            announced = sent_range(url, response, 0)
         if announced is not None and announced > max_bytes:
             raise too_large(url, f"the server announces {announced:,} bytes", max_bytes)
         content = bytearray()
@@ -274,6 +295,7 @@ class _ResumableBody:
         self._file = file
         self._response: HTTPResponse | None = None
         self._position, self._validator = 0, ""
+        self._size: int | None = None
 
     def next(self, seconds: float) -> bytes:
         """Return the next chunk, which is empty at the end."""
@@ -296,8 +318,8 @@ class _ResumableBody:
             chunk = response.read1(_CHUNK)
         except HTTPException as error:
             raise OSError(f"the connection broke off after {self._position:,} bytes ({error!r})") from error
-        if not chunk and response.length:
-            left = response.length
+        left = response.length or (self._size or 0) - self._position  # a server may send less than was requested
+        if not chunk and left > 0:
             raise OSError(f"the connection broke off after {self._position:,} bytes, {left:,} before the end")
         self._position += len(chunk)
         return chunk
@@ -316,13 +338,14 @@ class _ResumableBody:
 
     def _resume(self, response: HTTPResponse) -> None:
         """Check that the file is still the same, and skip to the position where the last response ended."""
-        validator = validator_of(response)
-        if self._position and validator != self._validator:
-            raise StorageError(f"{display_uri(self._file.url)}: the file was changed while it was read. Read it again.")
-        self._validator = validator
-        start = 0
+        start, size = 0, response.length
         if response.status == 206:
-            start = int((response.headers.get("Content-Range") or "bytes 0-").split()[-1].partition("-")[0])
+            start = self._position
+            size = sent_range(self._file.url, response, start)
+        validator = validator_of(response)
+        if self._position and (validator != self._validator or (size or self._size) != (self._size or size)):
+            raise StorageError(f"{display_uri(self._file.url)}: the file was changed while it was read. Read it again.")
+        self._validator, self._size = validator, size or self._size
         while start < self._position:  # the server does not support ranges
             skipped = response.read(min(_CHUNK, self._position - start))
             if not skipped:

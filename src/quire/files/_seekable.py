@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from typing_extensions import Unpack
 
 from quire.errors import OptionError, StorageError, UriError, UriNotFoundError
-from quire.files._fetch import NO_TIMEOUT, RETRIES, FetchOptions, allowed_schemes, is_local_or_data, is_temporary
+from quire.files._fetch import NO_TIMEOUT, RETRIES, FetchOptions, allowed_schemes, is_local_or_data, retry_download
 from quire.files._remote import Connection, require_fsspec
 from quire.files._transfer import split_address
 from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, too_large
@@ -129,8 +129,9 @@ class _RangeFile(io.RawIOBase):
         file.seek(0)
 
     def _copy(self, file: IO[bytes], max_bytes: int) -> None:
-        if self._response is None:
-            self._open()
+        if self._response is None or self._response.status == 206:  # a part of unknown size
+            self._drop_response()
+            self._response = self._http.open_url(self._uri, self._timeout, self._allowed)
         assert self._response is not None
         file.seek(0)
         file.truncate()
@@ -154,26 +155,26 @@ class _RangeFile(io.RawIOBase):
                 response.close()
 
     def _retry(self, call: Callable[[], T]) -> T:
-        for left in range(self._retries, -1, -1):
+        def attempt() -> T:
             try:
                 with self._http.translate_errors(self._uri, self._timeout):
                     return call()
-            except UriError as error:
+            except UriError:
                 self._drop_response()
-                if not left or not is_temporary(error):
-                    raise
-        raise AssertionError("one of the attempts returns or raises")
+                raise
+
+        return retry_download(attempt, self._retries)
 
     def _open(self) -> None:
         headers = {"Range": f"bytes={self._position}-"}
         response = self._http.open_url(self._uri, self._timeout, self._allowed, **headers)
         self._response, self._response_position = response, self._position
         validator = self._http.validator_of(response)
-        if self._size >= 0 and (response.status != 206 or validator != self._validator):
+        size = self._http.sent_range(self._uri, response, self._position) if response.status == 206 else None
+        if self._size >= 0 and (size != self._size or validator != self._validator):
             raise UriError(f"{display_uri(self._uri)}: the file was changed while it was read. Read it again.")
-        total = (response.headers.get("Content-Range") or "").rpartition("/")[2]
-        if response.status == 206 and total.isdigit():
-            self._size, self._validator = int(total), validator
+        if size is not None:
+            self._size, self._validator = size, validator
 
     def _read(self, size: int) -> bytes:
         if self._response is None or self._response_position != self._position:
