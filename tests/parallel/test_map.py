@@ -284,3 +284,41 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+class ClosingQueue:
+    """A queue of orders that closes the workers, in another thread, before the first order is put."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.orders = workers, workers._orders
+        self.closing = threading.Thread(target=workers.close)
+
+    def put(self, order: Any) -> None:
+        if order is not None and self.closing.ident is None:
+            self.closing.start()
+            self.closing.join(0.5)  # a close that does not wait for the order ends now
+        self.orders.put(order)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.orders, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_submit_during_close_raises_an_error(backend: Any) -> None:
+    workers = Workers(1, backend)
+    queue: Any = ClosingQueue(workers)
+    workers._orders = queue
+    results: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            list(parallel_map(square, range(4), pool=workers))
+        except QuireError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the map waits for an order that nobody runs"
+    queue.closing.join()
+    assert "closed" in str(results[0]) or isinstance(results[0], FunctionError)

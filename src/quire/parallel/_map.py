@@ -177,10 +177,11 @@ class _Task:
 
     def finish(self, item_name: str) -> Outcome:
         """Return the outcome, or raise the error with the position of the item."""
+        where = f"{item_name} {self.start}" + (f" to {self.start + self.size - 1}" if self.size > 1 else "")
+        if self.future.cancelled():
+            raise FunctionError(f"{where}: the pool was closed before it ran. Read all results before you close it.")
         error = self.future.exception()
         if error is not None:
-            last = self.start + self.size - 1
-            where = f"{item_name} {self.start}" + (f" to {last}" if self.size > 1 else "")
             reason = str(error) if isinstance(error, QuireError) else summary_of(error)
             raise FunctionError(f"{where}: {reason}") from error
         self.outcome = outcome = self.future.result()
