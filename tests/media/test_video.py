@@ -217,7 +217,7 @@ def ramp_video(video_format: str, seconds: float = 4.0, rate: int = 8000) -> tup
     return to_video_bytes(frames, 5, video_format, audio=Sound(samples, rate)), samples
 
 
-@pytest.mark.parametrize("video_format", ["mp4", "mkv", "avi"])
+@pytest.mark.parametrize("video_format", ["mp4", "mkv"])
 @pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (1.0, 2.5), (2.5, None), (0.0, None), (3.0, 9.0)])
 def test_decode_video_cuts_audio_to_the_range_of_frames(video_format: str, start: float, end: float | None) -> None:
     content, samples = ramp_video(video_format)
@@ -225,7 +225,7 @@ def test_decode_video_cuts_audio_to_the_range_of_frames(video_format: str, start
     assert clip.audio is not None
     rate = clip.audio.rate
     expected = samples[round(start * rate) : None if end is None else round(end * rate)]
-    slack = 2500 if end is None else 200  # encoders pad the end
+    slack = 0 if end is not None and end < 4 else 1024  # the encoder fills its last block
     assert abs(len(clip.audio.samples) - len(expected)) <= slack
     common = min(len(clip.audio.samples), len(expected))
     loudness = [

@@ -50,6 +50,8 @@ _FORMATS = {  # by suffix: the container, and its codecs, of which the first ava
 }
 _WAV_CODECS = {"u8": "pcm_u8", "s16": "pcm_s16le", "s32": "pcm_s32le", "flt": "pcm_f32le", "dbl": "pcm_f64le"}
 _BLOCK = 1 << 16
+_SEEK_MARGIN = 0.5
+"""Seconds before the start of a range where decoding begins."""
 
 
 class Sound(NamedTuple):
@@ -74,13 +76,39 @@ def decode_audio(
     `rate` resamples, and `mono` averages the channels. More than `max_seconds`, or more than `max_samples` over all
     channels, is an error.
     """
+    samples, rate = decode_samples(
+        source, where, rate=rate, native=native, max_seconds=max_seconds, max_samples=max_samples
+    )
+    if not len(samples):
+        raise DecodeError(f"{display_uri(where)}: there is no sound in it.")
+    if mono and samples.shape[1] > 1:
+        mean: NDArray[Any] = samples.mean(axis=1, keepdims=True)
+        samples = (np.rint(mean) if samples.dtype.kind in "iu" else mean).astype(samples.dtype, copy=False)
+    return Sound(samples, rate)
+
+
+def decode_samples(
+    source: Encoded,
+    where: str,
+    span: tuple[float, float | None] = (0.0, None),
+    *,
+    rate: int | None = None,
+    native: bool = False,
+    max_seconds: float = MAX_SECONDS,
+    max_samples: int = MAX_SAMPLES,
+) -> Sound:
+    """Decode the samples of all channels in a span from start to before end, in seconds; there may be none."""
+    start, end = span
     if rate is not None and rate < 1:
         raise OptionError(f"rate is a number of samples per second, got {rate}.")
     with open_container(source, where, "audio") as container:
         stream = first_stream(container, where, "audio")
         duration = duration_of(container, stream)
-        if duration > max_seconds:
+        if (duration if end is None else min(duration, end)) - start > max_seconds:
             raise limit_error(where, f"the sound has {duration:,.1f} seconds", "max_seconds", max_seconds)
+        if start > 0:
+            # The first frame after a seek may be damaged, as it overlaps with the one before. So seek further back.
+            container.seek(int(max(start - _SEEK_MARGIN, 0) / stream.time_base), stream=stream)
         layout, sample_format = stream.codec_context.layout, stream.codec_context.format
         channels = len(layout.channels)
         resampler = import_av("decoding sound", "audio").AudioResampler(
@@ -92,20 +120,25 @@ def decode_audio(
         # The header may understate the duration, so the decoded samples are counted as well.
         most, total = min(max_samples, max_seconds * rate * channels), 0
         blocks: list[NDArray[Any]] = []
+        skip, stop = 0, math.inf  # the range, in samples from the first decoded one on
+        position = 0
         for frame in _resample_stream(container, stream, where, resampler):
-            block = frame.to_ndarray()
+            if not position:
+                begin = frame.time or 0.0
+                skip = max(round((start - begin) * rate), 0) if start > 0 else 0
+                stop = math.inf if end is None else round((end - begin) * rate)
+            if position >= stop:
+                break
+            block = frame.to_ndarray().reshape(-1, channels)
+            last = len(block) if stop == math.inf else min(len(block), int(stop) - position)
+            block, position = block[max(skip - position, 0) : last], position + len(block)
             blocks.append(block)
             total += block.size
             if total > most and most < max_samples:
                 raise limit_error(where, "the sound goes on after that", "max_seconds", max_seconds)
             if total > most:
                 raise limit_error(where, f"the sound has {channels} channels and goes on", "max_samples", max_samples)
-    if not blocks:
-        raise DecodeError(f"{display_uri(where)}: there is no sound in it.")
-    samples = np.concatenate(blocks, axis=1).reshape(-1, channels)
-    if mono and channels > 1:
-        mean: NDArray[Any] = samples.mean(axis=1, keepdims=True)
-        samples = (np.rint(mean) if samples.dtype.kind in "iu" else mean).astype(samples.dtype, copy=False)
+    samples = np.concatenate(blocks) if blocks else np.zeros((0, channels), np.float32)
     return Sound(samples, rate)
 
 

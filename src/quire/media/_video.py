@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict, Unpack
 
-from quire.errors import DecodeError, EncodeError, OptionError, did_you_mean
+from quire.errors import DecodeError, EncodeError, OptionError, check_options, did_you_mean
 from quire.files import Target, display_uri
-from quire.media._audio import MAX_SECONDS, Sound, add_audio, check_samples, decode_audio, mux_audio
+from quire.media._audio import MAX_SECONDS, Sound, add_audio, check_samples, decode_samples, mux_audio
 from quire.media._common import as_numpy, channels_last, limit_error, suffix_of, write_seekable
 from quire.media._pyav import (
     Encoded,
@@ -52,6 +52,7 @@ _DETERMINISTIC = {"libx264": {"x264-params": "cpu-independent=1"}}
 """Codec options for reproducible bytes: without them x264's macroblock tree differs between runs now and then."""
 _BITEXACT = {"fflags": "+bitexact"}
 """Container options without random numbers in the header."""
+_ENCODING_OPTIONS = ("codec", "codec_options", "audio")
 _PIXEL_FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}
 
 
@@ -97,10 +98,15 @@ def stream_frames(
 
     A frame of more than `max_pixels` is an error.
     """
+    _check_frame_options("stream_frames()", options)
     selection = _FrameSelection(where, max_pixels, **options)
     if selection.stride < 1:
         raise OptionError(f"stride is 1 or more, got {selection.stride}.")
     return selection.read(source)  # a generator of its own, so that options are checked before the first frame
+
+
+def _check_frame_options(call: str, options: FrameOptions) -> None:
+    check_options(call, options, FrameOptions.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -161,10 +167,11 @@ def decode_video(
     max_seconds: float = MAX_SECONDS,
     **options: Unpack[FrameOptions],
 ) -> Clip:
-    """Decode all frames of a video into one array, and with `audio` its audio.
+    """Decode all frames of a video into one array, and with `audio` its audio, both from `start` to before `end`.
 
     More than `max_pixels` over all frames, `max_frames` or `max_seconds` is an error.
     """
+    _check_frame_options("decode_video()", options)
     start, end = options.get("start", 0.0), options.get("end")
     with open_container(source, where, "video") as container:
         duration = duration_of(container, first_stream(container, where, "video"))
@@ -189,7 +196,9 @@ def decode_video(
             keys.append(index)
     if not times:
         raise DecodeError(f"{display_uri(where)}: there is no frame in it, or none between `start` and `end`.")
-    sound = decode_audio(source, where, max_seconds=max_seconds) if audio and has_audio else None
+    sound = None
+    if audio and has_audio:
+        sound = decode_samples(source, where, (start, end), max_seconds=max_seconds)
     return Clip(buffer.array(), np.array(times), np.array(keys, np.int64), sound)
 
 
@@ -223,6 +232,7 @@ class _FrameBuffer:
 
 def encode_video(frames: Iterable[Any], rate: float, video_format: str = "mp4", **options: Any) -> bytes:
     """Encode frames as 'mp4', 'webm', 'mkv', 'gif', ...; `options` are those of `write_video`."""
+    check_options("encode_video()", options, _ENCODING_OPTIONS)
     buffer = io.BytesIO()
     write_video(frames, buffer, rate, video_format, **options)
     return buffer.getvalue()
@@ -232,6 +242,7 @@ def to_video_bytes(
     frames: Iterable[Any], rate: float, video_format: str = "mp4", *, channel_axis: int = -1, **options: Any
 ) -> bytes:
     """Encode frames, a tensor or any iterable of tensors. `options`: codec, codec_options, audio."""
+    check_options("to_video_bytes()", options, _ENCODING_OPTIONS)
     return encode_video(_channels_last_frames(frames, channel_axis), rate, video_format, **options)
 
 
@@ -249,6 +260,7 @@ def save_video(
     The format is by default that of the file's suffix. `options`: codec and codec_options, which are FFmpeg's, and
     audio, a `Sound`.
     """
+    check_options("save_video()", options, _ENCODING_OPTIONS)  # before the file is created
     name = video_format or suffix_of(file, "mp4")
     write_seekable(
         file, lambda target: write_video(_channels_last_frames(frames, channel_axis), target, rate, name, **options)

@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from quire import media
-from quire.errors import DecodeError
+from quire.errors import DecodeError, check_options
 from quire.files import FetchOptions, display_uri
 from quire.media import Clip, Frame, FrameOptions, Mesh, Points, Sound, as_tensor
 from quire.tensors import Tensor
@@ -96,18 +96,21 @@ class PointOptions(PointDecoding, FetchOptions, total=False):
 
 def load_image(content: bytes, where: str, framework: str | None, channel_axis: int = -1, **options: Any) -> Tensor:
     """Decode an image to a tensor, with its channels at an axis."""
+    check_options("load()", options, ImageDecoding.__annotations__)
     array = media.decode_image(content, where, **options)
     return as_tensor(array if channel_axis in (-1, 2) else np.moveaxis(array, -1, channel_axis).copy(), framework)
 
 
 def load_audio(content: bytes, where: str, framework: str | None, **options: Any) -> Sound:
     """Decode audio, with the samples as a tensor."""
+    check_options("load()", options, AudioDecoding.__annotations__)
     sound = media.decode_audio(content, where, **options)
     return Sound(as_tensor(sound.samples, framework), sound.rate)
 
 
 def load_video(source: bytes | IO[bytes], where: str, framework: str | None, **options: Any) -> Clip:
     """Decode all frames of a video to one tensor."""
+    check_options("load()", options, VideoDecoding.__annotations__)
     frames, times, keys, sound = media.decode_video(source, where, **options)
     audio = None if sound is None else Sound(as_tensor(sound.samples, framework), sound.rate)
     return Clip(as_tensor(frames, framework), as_tensor(times, framework), as_tensor(keys, framework), audio)
@@ -115,6 +118,7 @@ def load_video(source: bytes | IO[bytes], where: str, framework: str | None, **o
 
 def load_frames(source: bytes | IO[bytes], where: str, framework: str | None, **options: Any) -> Iterator[Frame]:
     """Decode a video frame by frame."""
+    check_options("load()", options, StreamDecoding.__annotations__)
     for frame in media.stream_frames(source, where, **options):
         yield frame if framework is None else frame._replace(pixels=as_tensor(frame.pixels, framework))
 
@@ -129,9 +133,11 @@ def load_text(content: bytes, where: str, charset: str) -> str:
 
 def load_mesh(content: bytes, where: str, framework: str | None, **options: Any) -> Mesh:
     """Decode a mesh to tensors."""
+    check_options("load()", options, MeshDecoding.__annotations__)
     return Mesh(*(as_tensor(part, framework) for part in media.decode_mesh(content, where, **options)))
 
 
 def load_points(content: bytes, where: str, framework: str | None, **options: Any) -> Points:
     """Decode a point cloud to tensors."""
+    check_options("load()", options, PointDecoding.__annotations__)
     return Points(*(as_tensor(part, framework) for part in media.decode_points(content, where, **options)))

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerialization
 from typing_extensions import Self, Unpack
 
 from quire import _parametrize
-from quire.errors import SchemaError, UriError
+from quire.errors import SchemaError, UriError, check_options
 from quire.files import MAX_BYTES, FetchOptions, allowed_schemes, fetch, guess_type, open_seekable, scheme_of, too_large
 from quire.media import Clip, Frame, Mesh, Points, Sound
 from quire.tensors import Tensor
@@ -54,10 +54,11 @@ class Url(str, metaclass=UrlMeta):
     def load_bytes(self, **fetching: Unpack[FetchOptions]) -> bytes:
         """Read the bytes at the URL.
 
-        `timeout` is in seconds, for all attempts together (60; None for no limit), and `max_bytes` limits the size (1
+        `timeout` is in seconds, for all of it, with retries (60; None for no limit), and `max_bytes` limits the size (1
         GiB). A download that fails for a transient reason is retried up to `retries` times (2). `schemes` allows only
         some schemes, also for redirects; local paths are refused then.
         """
+        check_options("load_bytes()", fetching, FetchOptions.__annotations__)
         return fetch(str.__str__(self), **self._restrict(fetching))
 
     def _restrict(self, fetching: FetchOptions) -> FetchOptions:
@@ -187,7 +188,7 @@ class ImageUrl(Url):
         `framework` is 'torch' or another. More than `max_pixels`, or more than Pillow allows, is a DecodeError. The
         other options are those of `load_bytes`.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, ImageOptions)
         return _decoding.load_image(self.load_bytes(**fetching), self, framework, **decoding)
 
 
@@ -202,7 +203,7 @@ class AudioUrl(Url):
         `rate` resamples, `mono` averages the channels, `native` keeps the stored sample type. More than `max_seconds`
         (an hour) or `max_samples` is a DecodeError. The other options are those of `load_bytes`.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, AudioOptions)
         return _decoding.load_audio(self.load_bytes(**fetching), self, framework, **decoding)
 
 
@@ -217,7 +218,7 @@ class VideoUrl(Url):
         Takes the options of `frames`, and `audio=True` for the audio. More than `max_frames`, `max_seconds` (an hour)
         or, over all frames, `max_pixels` is a DecodeError.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, VideoOptions)
         with self._open(fetching, fetching.get("max_bytes", MAX_BYTES)) as file:
             return _decoding.load_video(file, self, framework, **decoding)
 
@@ -228,7 +229,7 @@ class VideoUrl(Url):
         `key_frames` only the key frames. A frame of more than `max_pixels` is a DecodeError. The size of the file is
         not limited unless `max_bytes` is given. The other options are those of `load_bytes`.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, FrameStreamOptions)
         with self._open(fetching, fetching.get("max_bytes")) as file:
             yield from _decoding.load_frames(file, self, framework, **decoding)
 
@@ -261,7 +262,7 @@ class Mesh3DUrl(Url):
 
         More than `max_points` of either is a DecodeError. The other options are those of `load_bytes`.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, MeshOptions)
         decoding.setdefault("file_type", _mesh_type(self))
         return _decoding.load_mesh(self.load_bytes(**fetching), self, framework, **decoding)
 
@@ -277,13 +278,14 @@ class PointCloud3DUrl(Url):
         `samples` draws n points from the faces of a mesh, reproducibly for the same `seed`. More than `max_points` is
         a DecodeError. The other options are those of `load_bytes`.
         """
-        fetching, decoding = _split_options(options)
+        fetching, decoding = _split_options(options, PointOptions)
         decoding.setdefault("file_type", _mesh_type(self))
         return _decoding.load_points(self.load_bytes(**fetching), self, framework, **decoding)
 
 
-def _split_options(options: Mapping[str, Any]) -> tuple[FetchOptions, dict[str, Any]]:
-    """Split the options of a `load` method into those for reading and those for decoding."""
+def _split_options(options: Mapping[str, Any], known: type[Any]) -> tuple[FetchOptions, dict[str, Any]]:
+    """Split the options of a `load` method into those for reading and those for decoding, before anything is read."""
+    check_options("load()", options, known.__annotations__)
     fetching = {name: value for name, value in options.items() if name in _FETCHING}
     decoding = {name: value for name, value in options.items() if name not in _FETCHING}
     return cast("FetchOptions", fetching), decoding
