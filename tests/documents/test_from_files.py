@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire import BaseDocument, Document, DocumentArray, Image, Text
-from quire.errors import DecodeError, SchemaError, UriError, UriNotFoundError
+from quire.errors import DecodeError, OptionError, SchemaError, UriError, UriNotFoundError
 from quire.files import read_uri
 
 
@@ -85,10 +85,10 @@ def test_from_files_limits_size_and_samples(here: Path) -> None:
     assert len(DocumentArray.from_files("*.txt", sampling_rate=1)) == 400
 
 
-@pytest.mark.parametrize("wrong", [{"sampling_rate": 2}, {"size": -1}, {"read_mode": "w"}])
+@pytest.mark.parametrize("wrong", [{"sampling_rate": 2}, {"size": -1}, {"read_mode": "w"}, {"exclude_regex": "("}])
 @pytest.mark.usefixtures("folder")
 def test_from_files_rejects_invalid_options(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(OptionError, match=next(iter(wrong))):
         DocumentArray.from_files("*", **wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="sise"):
         DocumentArray.from_files("*", sise=1)  # type: ignore[call-arg]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from quire.array import DocumentArray
 from quire.document import BaseDocument
 from quire.documents._document import Document
-from quire.errors import DecodeError, SchemaError
+from quire.errors import DecodeError, OptionError, SchemaError
 from quire.files import guess_type, read_uri, to_data_uri
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def address_field(schema: Schema) -> str:
 def content_field(schema: Schema, read_mode: ReadMode) -> str:
     """Return the name of the field that holds the content of a file: 'text' for text, 'blob' or 'bytes_' for bytes."""
     if read_mode not in _CONTENT_FIELDS:
-        raise ValueError(f"read_mode is 'r' (text), 'rb' (bytes) or None (the address alone), got {read_mode!r}.")
+        raise OptionError(f"read_mode={read_mode!r}: use 'r' (text), 'rb' (bytes) or None (the address alone).")
     return _first_field(schema, _CONTENT_FIELDS[read_mode], "the content of a file")
 
 

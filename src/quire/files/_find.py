@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from glob import iglob
 from pathlib import Path
 
-from quire.errors import UriNotFoundError
+from quire.errors import OptionError, UriNotFoundError
 
 Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One or several glob patterns: '*.jpg', 'photos/**/*.png'."""
@@ -26,7 +26,7 @@ def find_files(
     try:
         excluded = None if exclude_regex is None else re.compile(exclude_regex)
     except re.error as error:
-        raise ValueError(f"exclude_regex={exclude_regex!r} is not a regular expression ({error}).") from None
+        raise OptionError(f"exclude_regex={exclude_regex!r} is not a regular expression ({error}).") from error
     expanded = (os.path.expanduser(os.fspath(pattern)) for pattern in pattern_list)  # noqa: PTH111 - a Path drops './'
     paths = {path for pattern in expanded for path in iglob(pattern, recursive=recursive)}  # noqa: PTH207
     if excluded is not None:
@@ -45,9 +45,9 @@ def find_files(
 def sample_paths(paths: list[str], size: int | None, sampling_rate: float | None, seed: int | None) -> list[str]:
     """Return a sample of the paths: each with probability `sampling_rate`, and the first `size` of these."""
     if sampling_rate is not None and not 0 <= sampling_rate <= 1:
-        raise ValueError(f"sampling_rate is between 0 and 1, got {sampling_rate}.")
+        raise OptionError(f"sampling_rate={sampling_rate}: it is the share of files to keep, between 0 and 1.")
     if size is not None and size < 0:
-        raise ValueError(f"size is 0 or more, got {size}.")
+        raise OptionError(f"size={size}: it is the number of files to keep, 0 or more, or None for all.")
     generator = random.Random(seed)  # noqa: S311 - not for secrets
     sampled = paths if sampling_rate is None else [path for path in paths if generator.random() < sampling_rate]
     return sampled[:size]
