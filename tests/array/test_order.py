@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +129,40 @@ def test_sizes_must_be_whole_numbers() -> None:
             rows.batch(2.5)
         with pytest.raises(OptionError, match="n: expected a whole number"):
             rows.sample(1.5)
+
+
+# --- seeds
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**64, 2**127 - 1, 2**127, 2**200, np.int64(5)])
+def test_seeds_of_any_size_repeat_shuffles_samples_and_splits(seed: int) -> None:
+    for rows in both(40):
+        for order in (
+            lambda rows=rows: [rows.shuffle(seed)],
+            lambda rows=rows: [rows.sample(5, seed)],
+            lambda rows=rows: rows.split(0.5, 0.5, shuffle=True, seed=seed),
+            lambda rows=rows: rows.split(0.5, 0.5, by="number", seed=seed),
+            lambda rows=rows: list(rows.batch(7, shuffle=True, seed=seed)),
+        ):
+            parts = [list(part.number) for part in order()]
+            assert parts == [list(part.number) for part in order()]
+
+
+def test_splits_of_large_seeds_differ() -> None:
+    splits = [tuple(numbered(200).split(0.5, 0.5, by="number", seed=seed)[0].number) for seed in (0, 2**127, 2**128)]
+    assert len(set(splits)) == 3
+
+
+@pytest.mark.parametrize("seed", [2**600, 1.5, "seed"])
+def test_hash_splits_reject_other_seeds(seed: Any) -> None:
+    with pytest.raises(OptionError, match="seed"):
+        numbered(4).split(0.5, 0.5, by="number", seed=seed)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "seed"])
+def test_shuffles_reject_other_seeds(seed: Any) -> None:
+    for call in ("shuffle", "sample", "split", "batch"):
+        arguments = {"shuffle": (), "sample": (2,), "split": (2, 2), "batch": (2,)}[call]
+        options = {"shuffle": True} if call in ("split", "batch") else {}
+        with pytest.raises(OptionError, match=r"seed=.*use a whole number of 0 or more, or None"):
+            getattr(numbered(4), call)(*arguments, seed=seed, **options)

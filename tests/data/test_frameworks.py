@@ -9,7 +9,7 @@ import pytest
 
 from quire import BaseDocument, DocumentArray
 from quire.data import MultiModalDataset, batched
-from quire.errors import ColumnError, QuireError
+from quire.errors import ColumnError, OptionError, QuireError
 from quire.typing import NdArray, float32
 
 
@@ -197,3 +197,10 @@ def test_keras_model_fits_and_predicts() -> None:
     assert len(history) == 3
     assert history[-1] < history[0]
     assert model.predict(dataset(32).to_tf_dataset(8, features="vector"), verbose=0).shape == (32, 1)
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize("size", [0, -1, "4", 1.5])
+def test_to_tf_dataset_rejects_invalid_batch_sizes(size: Any) -> None:
+    with pytest.raises(OptionError, match="batch_size"):
+        dataset().to_tf_dataset(size)

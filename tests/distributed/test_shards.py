@@ -175,6 +175,20 @@ def test_sample_and_split_are_the_same_on_every_engine(shards: DocumentShards[Go
     assert sorted(one for part in parts for one in part) == goods(ROWS).id
 
 
+def test_shards_accept_large_seeds_or_raise() -> None:
+    local = DocumentShards[Good].from_documents(goods(ROWS))
+    for seed in (2**64, 2**127, np.int64(5)):
+        parts = [part.collect().id for part in local.split(0.5, 0.5, seed=seed)]
+        assert sorted(one for part in parts for one in part) == goods(ROWS).id
+        assert len(local.sample(3, seed=seed).collect()) == 3
+    for seed in (-1, 2**63, 2**127):
+        with pytest.raises(OptionError, match=r"at least 0 and below 2\*\*63"):
+            local.shuffle(seed)
+    for call in (lambda: local.split(0.5, 0.5, seed=2**600), lambda: local.sample(3, seed=2**600)):
+        with pytest.raises(OptionError, match="less than 512 bits"):
+            call()
+
+
 def test_unique_returns_each_value_once(shards: DocumentShards[Good]) -> None:
     assert shards.unique("name") == [f"name {i}" for i in range(5)]
     assert shards.unique("maker.town") == ["Bath", "Cork", "Ely"]

@@ -16,7 +16,9 @@ from quire.array._parallel import MapWork as MapWork
 from quire.array._parallel import map_batches as map_batches
 from quire.array._parallel import map_documents as map_documents
 from quire.array._positions import batches as batches
+from quire.array._positions import check_batch_size as check_batch_size
 from quire.array._positions import check_fractions as check_fractions
+from quire.array._positions import check_hash_seed as check_hash_seed
 from quire.array._positions import check_sample as check_sample
 from quire.array._positions import hash_fraction as hash_fraction
 from quire.array._positions import resolve_index as resolve_index

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from typing_extensions import TypedDict
 
-from quire.array._positions import batches, check_batch_size
+from quire.array._positions import batches, check_batch_size, random_generator
 from quire.codec import Reading
 from quire.display import track
 from quire.errors import FunctionError, OptionError, check_options
@@ -141,7 +141,7 @@ def batch_stream(documents: Iterator[T], batch_size: int, *, shuffle: bool, seed
     An error of the stream is raised after the documents before it. With `shuffle`, each document is drawn at random
     from a buffer of `_SHUFFLED_BATCHES` batches.
     """
-    return _batch_stream(documents, check_batch_size(batch_size), np.random.default_rng(seed) if shuffle else None)
+    return _batch_stream(documents, check_batch_size(batch_size), random_generator(seed) if shuffle else None)
 
 
 def _batch_stream(documents: Iterator[T], size: int, random: np.random.Generator | None) -> Iterator[list[T]]:

@@ -127,9 +127,17 @@ def whole_number(name: str, value: Any) -> int:
         raise OptionError(f"{name}: expected a whole number, got {value!r} ({type(value).__name__}).") from error
 
 
+def random_generator(seed: int | None) -> np.random.Generator:
+    """Return a generator of random numbers; without a seed, another one each time."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"seed={seed!r}: use a whole number of 0 or more, or None.") from error
+
+
 def shuffle_positions(length: int, seed: int | None) -> NDArray[np.int64]:
     """Return all positions in random order."""
-    return np.random.default_rng(seed).permutation(length)
+    return random_generator(seed).permutation(length)
 
 
 def sample_positions(length: int, n: int | None, fraction: float | None, seed: int | None) -> NDArray[np.int64]:
@@ -138,7 +146,7 @@ def sample_positions(length: int, n: int | None, fraction: float | None, seed: i
     size = n if fraction is None else round(fraction * length)
     if size is None or size > length:
         raise sample_error(size, length)
-    return np.random.default_rng(seed).choice(length, size, replace=False)
+    return random_generator(seed).choice(length, size, replace=False)
 
 
 def check_sample(n: int | None, fraction: float | None) -> tuple[int | None, float | None]:
@@ -176,6 +184,7 @@ def split_positions(
         if shuffle:
             raise OptionError("shuffle=True and by= exclude each other: with by=, the values of the field decide.")
         check_fractions(parts)
+        seed = check_hash_seed(seed)
         numbers = hash_parts(values(by), parts, seed)
         if len(numbers) != length:
             raise OptionError(f"by={by!r}: a field with one value per row is needed.")
@@ -203,6 +212,16 @@ def check_fractions(fractions: Sequence[float]) -> None:
         raise OptionError(f"the parts of this split are fractions that add up to 1, got {tuple(fractions)!r}.")
 
 
+def check_hash_seed(seed: int | None) -> int | None:
+    """Return a seed of hashes as a Python int, or raise an error if it is none, or has more than 512 bits."""
+    if seed is None:
+        return None
+    number = whole_number("seed", seed)
+    if number.bit_length() >= 512:
+        raise OptionError(f"seed: a seed has less than 512 bits, got a number of {number.bit_length():,} bits.")
+    return number
+
+
 def hash_parts(values: Iterable[Any], fractions: Sequence[float], seed: int | None) -> NDArray[np.int64]:
     """Return the number of the part that each value belongs to."""
     hashes = np.fromiter((hash_fraction(value, seed) for value in values), np.float64)
@@ -211,7 +230,8 @@ def hash_parts(values: Iterable[Any], fractions: Sequence[float], seed: int | No
 
 def hash_fraction(value: Any, seed: int | None = None) -> float:
     """Return a number of at least 0 and below 1 for a value; with a seed, another one."""
-    key = b"" if seed is None else int(seed).to_bytes(16, "little", signed=True)
+    # 16 bytes for all common seeds; the key of blake2b has up to 64.
+    key = b"" if seed is None else int(seed).to_bytes(max(16, seed.bit_length() // 8 + 1), "little", signed=True)
     digest = hashlib.blake2b(_canonical_bytes(value), digest_size=8, key=key).digest()
     # The quotient of the largest hashes is rounded to 1, which would be in no part.
     return min(int.from_bytes(digest, "little") / 2**64, 1 - 2**-53)

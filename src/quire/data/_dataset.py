@@ -17,11 +17,13 @@ from quire.array import (
     DocumentBatch,
     batches,
     bind,
+    check_batch_size,
     find_column,
     resolve_index,
     resolve_positions,
     sample_positions,
     split_positions,
+    whole_number,
 )
 from quire.columns import Columns, ShapePolicy, StackOptions, stack
 from quire.data._arena import Arena
@@ -254,6 +256,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         anew.
         """
         passes = itertools.count()
+        batch_size = check_batch_size(batch_size)
+        seed = None if seed is None else whole_number("seed", seed)
 
         def batches() -> Iterator[DocumentBatch[DocT]]:
             pass_seed = None if seed is None else seed + next(passes)

@@ -20,6 +20,7 @@ from quire.array import (
     DocumentBatch,
     bind,
     check_fractions,
+    check_hash_seed,
     check_sample,
     compile_filter,
     sample_error,
@@ -480,7 +481,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         A seed gives the same order each time for the same data in the same partitions on the same engine. Another
         engine has another order.
         """
-        number = random.getrandbits(31) if seed is None else seed
+        number = random.getrandbits(31) if seed is None else whole_number("seed", seed)
+        if not 0 <= number < 2**63:
+            raise OptionError(f"seed={number}: the seed of a shuffle is at least 0 and below 2**63.")
         return self._with_frame(self.engine.shuffle(self._data.frame, number), "none")
 
     def sample(
@@ -493,7 +496,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         n, fraction = check_sample(n, fraction)
         layout = self._check_hashed(by)
-        seed = random.getrandbits(31) if seed is None else seed
+        seed = random.getrandbits(31) if seed is None else check_hash_seed(seed)
         if fraction is not None:
             return self._run(SampleRows(layout, by, seed, 0.0, fraction))  # type: ignore[return-value]
         stage = LowestHashes(layout, by, seed, n or 0)
@@ -514,6 +517,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         and with any number of partitions, and does not change when documents are added. See `DocumentArray.split`.
         """
         check_fractions(fractions)
+        seed = check_hash_seed(seed)
         layout = self._check_hashed(by)
         bounds = [0.0, *np.cumsum(fractions[:-1]).tolist(), 1.0]
         stages = [SampleRows(layout, by, seed, low, high) for low, high in pairwise(bounds)]
