@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from quire import BaseDocument
 from quire.errors import TensorError
+from quire.tensors import get_framework
 from quire.typing import AnyTensor, DType, NdArray, Shape, TorchTensor, bfloat16, float32
 
 pytestmark = [
@@ -432,3 +434,30 @@ def test_json_roundtrip_keeps_tensor(data: st.DataObject) -> None:
     assert again == Sample(tensor=tensor)
     assert again.tensor.dtype is dtype
     assert list(again.tensor.shape) == shape
+
+
+class Pinned:
+    """A tensor that records how it was pinned."""
+
+    def pin_memory(self, *device: str) -> tuple[str, ...]:
+        return ("pinned", *device)
+
+
+@pytest.mark.parametrize(
+    ("available", "expected"), [((), None), (("cuda",), ("pinned",)), (("xpu",), ("pinned", "xpu"))], ids=str
+)
+def test_pin_supports_torch_without_accelerator(
+    available: tuple[str, ...], expected: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.accelerator is new in torch 2.6."""
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    for name in ("cuda", "xpu"):
+        monkeypatch.setattr(torch, name, SimpleNamespace(is_available=lambda name=name: name in available))
+    tensor: Any = Pinned()
+    assert get_framework("torch").pin(tensor) == (expected or tensor)
+
+
+def test_pin_leaves_tensors_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(is_available=lambda: False), raising=False)
+    tensor = torch.ones(2)
+    assert get_framework("torch").pin(tensor) is tensor

@@ -130,7 +130,13 @@ class TorchFramework(Framework):
         return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
 
     def pin(self, value: Tensor) -> Tensor:
-        return value.pin_memory() if torch.accelerator.is_available() else value
+        if hasattr(torch, "accelerator"):
+            return value.pin_memory() if torch.accelerator.is_available() else value
+        # Before torch 2.6. For Apple's devices (mps), these versions cannot pin memory.
+        if torch.cuda.is_available():
+            return value.pin_memory()
+        has_xpu = hasattr(torch, "xpu") and torch.xpu.is_available()
+        return value.pin_memory("xpu") if has_xpu else value
 
     def share(self, value: Tensor) -> Tensor:
         return value.share_memory_()
