@@ -69,7 +69,11 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         "quire.columns._stack",
         ["columns/test_stack.py", "columns/test_laws.py", "columns/test_frameworks.py"],
     ),
-    "mixing": ("quire.data._mixing", ["data/test_mixing.py"]),
+    "mixing": (
+        "quire.data._mixing",
+        ["data/test_mixing.py", "-k", "not data_loader and not stateful", "data/test_row_mixing.py"],
+    ),
+    "row_mixing": ("quire.data._row_mixing", ["-k", "not data_loader and not stateful", "data/test_row_mixing.py"]),
     "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),
     "filter": ("quire.viewer._filter", [*CORE, "viewer/test_filter.py"]),

@@ -10,9 +10,11 @@ import json
 import os
 import pickle
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -365,6 +367,224 @@ def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, in
         if mix.stop == "first":
             assert len(found) <= part.size * (part.epochs or 1)
     assert complete == len(parts) if mix.stop == "all" else complete >= 1
+
+
+# --- mixes by rows
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """A mix by rows. `share` has the options that decide how much of each dataset is taken."""
+
+    sizes: tuple[int, ...]
+    shuffles: tuple[Any, ...]
+    batch_size: int
+    last: str
+    epochs: int | None
+    seed: int
+    share: tuple[tuple[str, Any], ...]
+
+    def open(self, rank: int = 0, world_size: int = 1) -> MixedDataset:
+        options = {"last": self.last, "epochs": self.epochs, "rank": rank, "world_size": world_size}
+        parts = [
+            stream_samples(Sources.stored[size], self.batch_size, shuffle=shuffle, **options)
+            for size, shuffle in zip(self.sizes, self.shuffles, strict=True)
+        ]
+        return MixedDataset(parts, mix="row", seed=self.seed, **dict(self.share))
+
+    def ideal(self, number: int, seen: int, rows: int) -> Fraction:
+        """How many of some rows, after those seen, should be of a dataset."""
+        share = dict(self.share)
+        if "rows" in share:
+            fixed = [round(epochs * size) for epochs, size in zip(share["rows"], self.sizes, strict=True)]
+            return rows * Fraction(fixed[number], sum(fixed))
+        breakpoints = share.get("schedule") or [(0, share["weights"])]
+        ends = [start for start, _ in breakpoints[1:]] + [10**9]
+        return sum(
+            (
+                max(0, min(end, seen + rows) - max(start, seen)) * Fraction(weights[number], sum(weights))
+                for (start, weights), end in zip(breakpoints, ends, strict=True)
+            ),
+            Fraction(0),
+        )
+
+
+@st.composite
+def row_mixes(draw: Any) -> RowOptions:
+    sizes = tuple(draw(st.lists(st.sampled_from(SIZES), min_size=2, max_size=4)))
+    several = {"min_size": len(sizes), "max_size": len(sizes)}
+    weights = st.lists(st.integers(1, 9), **several)
+    kind = draw(st.sampled_from(["weights", "schedule", "rows"]))
+    if kind == "rows":
+        share = {
+            "rows": draw(st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.5]), **several).filter(lambda r: max(r) > 0.5))
+        }
+    else:
+        share = {"stop": draw(st.sampled_from(["first", "all"])), "weights": draw(weights)}
+        if kind == "schedule":
+            starts = sorted({0, *draw(st.lists(st.integers(1, 90), max_size=2))})
+            share = {"stop": share["stop"], "schedule": [(start, draw(weights)) for start in starts]}
+    shuffles = tuple(draw(st.lists(st.sampled_from(["block", "global", False]), **several)))
+    last = draw(st.sampled_from(["keep", "keep", "pad", "drop"]))
+    epochs = 1 if kind == "rows" else draw(st.sampled_from([1, 1, 2, None]))
+    return RowOptions(
+        sizes, shuffles, draw(st.integers(1, 6)), last, epochs, draw(st.integers(0, 9)), tuple(share.items())
+    )
+
+
+class RowPlace(NamedTuple):
+    """A place in a mix by rows: the pass, and the rows of each dataset so far."""
+
+    number: int
+    counts: tuple[int, ...]
+
+
+class RowMixMachine(RuleBasedStateMachine):
+    """Train on several ranks, stop, resume with others from any state seen; the laws say what may come.
+
+    The rows of a step are the next ones of each dataset, in numbers less than one row from the ideal, divided evenly.
+    Whatever led to a place, the same ranks go on from it with the same batches.
+    """
+
+    resumes: ClassVar[int] = 0
+
+    @initialize(options=row_mixes(), world_size=st.integers(1, 3))
+    def open(self, options: RowOptions, world_size: int) -> None:
+        self.options = options
+        self.open_ranks(world_size)
+        self.plan = self.ranks[0]._row_mix
+        self.orders = [dataset.order for dataset in self.ranks[0].datasets.values()]
+        self.place = RowPlace(0, (0,) * len(options.sizes))
+        self.states = [(through_json(self.ranks[0].state_dict()), self.place)]
+        self.known: dict[Any, Any] = {}
+
+    def open_ranks(self, world_size: int) -> None:
+        self.ranks = [self.options.open(rank, world_size) for rank in range(world_size)]
+        self.iterator: Any = None
+        self.is_abandoned = False
+
+    @property
+    def current(self) -> Any:
+        assert self.plan is not None
+        return self.plan.pass_at(self.place.number)
+
+    def is_over(self) -> bool:
+        left = self.current.length - sum(self.place.counts)
+        return left < len(self.ranks) * self.options.batch_size if self.options.last == "drop" else left == 0
+
+    def check_step(self, batches: Any) -> None:
+        """Check the batches of all ranks in one step, and move on."""
+        states = [through_json(batch.state) for batch in batches]
+        assert all(state == states[0] for state in states)
+        state, old, current = states[0], self.place.counts, self.current
+        assert state["epoch"] == self.place.number
+        counts = tuple(state["counts"].values())
+        seen = sum(counts)
+        for number, count in enumerate(counts):
+            assert abs(count - self.options.ideal(number, current.seen, seen)) < 1
+        shares = []
+        rows: list[set[int]] = [set() for _ in counts]
+        for batch in batches:
+            real = batch.mask()
+            sources = batch.sources[real]
+            shares.append([int((sources == number).sum()) for number in range(len(counts))])
+            for number, row in zip(sources.tolist(), batch.number[real].tolist(), strict=True):
+                rows[number].add(row)
+        for number, (epoch, position) in enumerate(current.starts):
+            places = [position + place for place in range(old[number], counts[number])]
+            size = self.options.sizes[number]
+            found = {int(self.orders[number].rows(epoch + at // size, np.array([at % size]))[0]) for at in places}
+            assert rows[number] == found, "the next rows of the dataset"
+            own = [share[number] for share in shares]
+            assert sum(own) == len(places)
+            assert max(own) - min(own) <= 1
+        key = self.place, len(self.ranks)
+        content = [list(zip(batch.sources.tolist(), batch.number.tolist(), strict=True)) for batch in batches]
+        assert self.known.setdefault(key, content) == content
+        self.place = RowPlace(self.place.number, counts)
+        self.states.append((state, self.place))
+
+    def move_to_next_pass(self) -> None:
+        self.iterator, self.place = None, RowPlace(self.place.number + 1, (0,) * len(self.options.sizes))
+
+    @rule(count=st.integers(1, 8))
+    def take(self, count: int) -> None:
+        if self.iterator is None:
+            self.iterator, self.is_abandoned = zip(*self.ranks, strict=True), False
+        for _ in range(count):
+            batches = next(self.iterator, None)
+            assert (batches is None) is self.is_over()
+            if batches is None:
+                self.move_to_next_pass()
+                return
+            self.check_step(batches)
+
+    @rule(which=st.integers(0, 10**6), world_size=st.integers(1, 4), is_fresh=st.booleans())
+    def resume(self, which: int, world_size: int, is_fresh: bool) -> None:
+        """Resume from any state so far: with other ranks, in a new process or in this one."""
+        state, place = self.states[which % len(self.states)]
+        if is_fresh:
+            self.open_ranks(world_size)
+        for dataset in self.ranks:
+            dataset.load_state_dict(state)
+        RowMixMachine.resumes += 1
+        self.iterator, self.is_abandoned, self.place = None, False, place
+        at_end = state["step"] and self.ranks[0].state_dict()["epoch"] > state["epoch"]
+        if at_end:
+            self.move_to_next_pass()
+
+    @precondition(lambda self: self.iterator is None and not self.current.is_endless)
+    @rule(workers=st.integers(1, 3))
+    def take_the_rest_with_workers(self, workers: int) -> None:
+        mark = Worker.alone().pass_id
+        batches = [collect_workers(dataset, workers, mark) for dataset in self.ranks]  # type: ignore[arg-type]
+        for step in zip(*batches, strict=True):
+            self.check_step(step)
+        assert self.is_over()
+        self.move_to_next_pass()
+        self.is_abandoned = True
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule()
+    def abandon(self) -> None:
+        """Leave a pass: iterating again begins the next one."""
+        self.move_to_next_pass()
+        self.is_abandoned = True
+
+    @precondition(lambda self: self.iterator is None)
+    @rule()
+    def copy(self) -> None:
+        self.ranks = pickle.loads(pickle.dumps(self.ranks))
+
+    @precondition(lambda self: self.iterator is None and not self.is_abandoned and not self.current.is_endless)
+    @rule()
+    def measure(self) -> None:
+        """The length counts the steps before the pass was resumed, and those that are left."""
+        dataset = self.ranks[0]
+        taken = dataset._registry.current_start(1).taken
+        step = len(self.ranks) * self.options.batch_size
+        whole, rest = divmod(self.current.length - sum(self.place.counts), step)
+        more = {"drop": False, "pad": rest > 0, "keep": rest >= len(self.ranks) or (rest > 0 and not whole)}
+        assert len(dataset) == taken + whole + more[self.options.last]
+
+    def teardown(self) -> None:
+        gc.collect(0)
+
+
+def test_mix_by_rows_keeps_its_laws_however_it_is_resumed() -> None:
+    RowMixMachine.resumes = 0
+    chosen = settings(
+        max_examples=20,
+        stateful_step_count=EXAMPLE_STEPS,
+        derandomize=False,  # every round has other examples
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    while RowMixMachine.resumes < RESUMES:
+        run_state_machine_as_test(RowMixMachine, settings=chosen)
+    print(f"{RowMixMachine.resumes} resumes of mixes by rows")  # noqa: T201 - with -s
 
 
 # --- regressions

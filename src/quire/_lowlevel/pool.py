@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,5 +115,26 @@ def _give_back(pool: weakref.ref[MemoryPool], piece: Piece) -> None:
         owner._keep(piece)
 
 
-take_buffer = MemoryPool().take
+class _Placement(threading.local):
+    take: Callable[[int], NDArray[np.uint8]] | None = None
+
+
+take_from_pool = MemoryPool().take
 """Return an uninitialised array of bytes from the pool of the process."""
+_placement = _Placement()
+
+
+def take_buffer(size: int) -> NDArray[np.uint8]:
+    """Return an uninitialised array of bytes from the pool of the process; in `place_buffers`, from elsewhere."""
+    take = _placement.take
+    return take_from_pool(size) if take is None else take(size)
+
+
+@contextmanager
+def place_buffers(take: Callable[[int], NDArray[np.uint8]]) -> Iterator[None]:
+    """Let `take_buffer` return arrays of a function in this thread, for instance in pinned memory."""
+    before, _placement.take = _placement.take, take
+    try:
+        yield
+    finally:
+        _placement.take = before

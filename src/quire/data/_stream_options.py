@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
@@ -17,8 +17,12 @@ from quire.columns import ShapePolicy, StackOptions
 from quire.data._column_store import default_framework
 from quire.data._epoch import Last, RowOrder, Shuffle, choose_block
 from quire.data._missing import Missing, MissingOptions
-from quire.errors import OptionError, check_options
+from quire.errors import OptionError, check_options, did_you_mean
 from quire.storage import RangeReader, ReadOptions, StoredDataset, Verify, Where, shard_errors
+from quire.tensors import describe
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 OnError = Literal["raise", "skip", "replace"]
 MiB = 1 << 20
@@ -37,6 +41,10 @@ class Streaming(TypedDict, total=False):
         path, as for `MultiModalDataset`. If the shards have null counts, the error is raised here.
     rank, world_size: the share of this process; by default those of torch.distributed, or of the launcher's
         environment.
+    mesh, data_dims: a `DeviceMesh` of torch, and the names of its dimensions that divide the data, such as
+        ('dp_replicate', 'dp_shard'). Ranks that differ only in other dimensions, such as those of tensor parallelism,
+        get the same batches.
+    replication: the same without a mesh: every `replication` consecutive ranks get the same batches.
     epochs: the number of epochs of one pass; with None, a pass never ends.
     on_error: the policy for rows whose shard cannot be read: 'raise', 'skip' them, or 'replace' them by others.
     memory_bytes: the budget for a window of blocks, and for the batches that a loader prefetches.
@@ -58,6 +66,9 @@ class Streaming(TypedDict, total=False):
     missing: Missing
     rank: int | None
     world_size: int | None
+    mesh: DeviceMesh | None
+    data_dims: Sequence[str] | None
+    replication: int
     epochs: int | None
     on_error: OnError
     memory_bytes: int
@@ -82,6 +93,9 @@ class StreamOptions:
     missing: Missing = "raise"
     rank: int | None = None
     world_size: int | None = None
+    mesh: DeviceMesh | None = None
+    data_dims: Sequence[str] | None = None
+    replication: int = 1
     epochs: int | None = 1
     on_error: OnError = "raise"
     memory_bytes: int = 256 * MiB
@@ -103,6 +117,7 @@ class StreamOptions:
             raise OptionError(f"epochs={self.epochs}: at least one, or None for a pass that never ends.")
         if (self.rank is None) != (self.world_size is None):
             raise OptionError("rank and world_size go together: pass both, or neither.")
+        self._check_replication()
         if self.memory_bytes < 1:
             raise OptionError(f"memory_bytes is a number of bytes above 0, got {self.memory_bytes}.")
         if self.verify is not None:
@@ -111,6 +126,36 @@ class StreamOptions:
         # Both raise an error for unknown values.
         StackOptions(self.framework, self.shapes)
         MissingOptions.of(self.missing)
+
+    def _check_replication(self) -> None:
+        object.__setattr__(self, "replication", whole_number("replication", self.replication))
+        if self.replication < 1:
+            raise OptionError(f"replication={self.replication}: the number of ranks that get the same batches, from 1.")
+        if self.mesh is not None:
+            if self.rank is not None or self.replication != 1:
+                other = "replication" if self.rank is None else "rank and world_size"
+                raise OptionError(f"mesh says which rank gets which batches, and so does {other}: pass one of them.")
+            object.__setattr__(self, "data_dims", find_data_dims(self.mesh, self.data_dims))
+        elif self.data_dims is not None:
+            raise OptionError("data_dims are dimensions of a mesh: pass mesh=, too.")
+        elif self.rank is not None and self.world_size is not None:
+            self._replicate(self.rank, self.world_size)
+
+    def _replicate(self, rank: int, world_size: int) -> tuple[int, int]:
+        """Return the rank and the number of ranks among those that get different batches."""
+        if world_size % self.replication:
+            raise OptionError(
+                f"replication={self.replication} does not divide the {world_size} ranks: batches would not go to the "
+                "same number of them."
+            )
+        return rank // self.replication, world_size // self.replication
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options with numbers for a mesh, which belongs to the process groups of this process."""
+        if self.mesh is None:
+            return self.__dict__
+        rank, world_size = self.rank_and_world_size()
+        return {**self.__dict__, "mesh": None, "data_dims": None, "rank": rank, "world_size": world_size}
 
     def _check_buckets(self) -> None:
         if self.bucket_by is None:
@@ -134,7 +179,15 @@ class StreamOptions:
         return self.framework or default_framework()
 
     def rank_and_world_size(self) -> tuple[int, int]:
-        """Return the rank and the number of ranks: the options, or those of torch.distributed or of a launcher."""
+        """Return the rank and the number of ranks among those that get different batches.
+
+        They follow from the options, or from torch.distributed or a launcher.
+        """
+        if self.mesh is not None:
+            return find_data_rank(self.mesh, self.data_dims or ())
+        return self._replicate(*self._rank_of_process())
+
+    def _rank_of_process(self) -> tuple[int, int]:
         if self.rank is not None and self.world_size is not None:
             return self.rank, self.world_size
         # torch is not imported for this: a program that uses its process groups has imported it.
@@ -152,6 +205,40 @@ class StreamOptions:
                 f"the environment says RANK={rank!r} and WORLD_SIZE={world_size!r}: both are numbers, or neither is "
                 "there. Pass rank and world_size."
             ) from error
+
+
+# --- meshes
+
+
+def find_data_dims(mesh: Any, data_dims: Sequence[str] | None) -> tuple[str, ...]:
+    """Check the dimensions of a mesh that divide the data, and return them."""
+    if not all(hasattr(mesh, name) for name in ("get_coordinate", "mesh_dim_names", "shape")):
+        raise OptionError(f"mesh takes a DeviceMesh of torch, got {describe(mesh)}.")
+    names: tuple[str, ...] = tuple(mesh.mesh_dim_names or ())
+    if data_dims is None:
+        raise OptionError(
+            f"mesh: name the dimensions that divide the data, of {names}; ranks that differ in others get the same "
+            "batches: data_dims=(...)."
+        )
+    dims = (data_dims,) if isinstance(data_dims, str) else tuple(data_dims)
+    unknown = [name for name in dims if name not in names]
+    if unknown:
+        raise OptionError(f"data_dims: the mesh has no dimension {unknown[0]!r}. {did_you_mean(unknown[0], names)}")
+    if len(set(dims)) < len(dims):
+        raise OptionError(f"data_dims={dims} names a dimension twice.")
+    return dims
+
+
+def find_data_rank(mesh: Any, data_dims: Sequence[str]) -> tuple[int, int]:
+    """Return the rank of this process among those that get different batches, and their number."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise OptionError("this process is not part of the mesh, so that it has no share of the data.")
+    names, rank, world_size = tuple(mesh.mesh_dim_names), 0, 1
+    for name in data_dims:  # the last dimension counts by one, the one before it by the size of the last, ...
+        size = mesh.shape[names.index(name)]
+        rank, world_size = rank * size + coordinate[names.index(name)], world_size * size
+    return rank, world_size
 
 
 def check_stream_options(names: Iterable[str], batch_size: int) -> int:

@@ -32,6 +32,7 @@ from quire.data._stream_options import (
     compute_fingerprint,
     estimate_row_bytes,
 )
+from quire.data._trainers import check_trainer, is_in_fit_loop
 from quire.data._windows import Windows, find_window_starts
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, SchemaError, ShardError
@@ -41,6 +42,7 @@ from quire.tensors import describe
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    import torch
     from numpy.typing import NDArray
     from torch.utils.data import IterableDataset
 
@@ -294,8 +296,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _begin(self, worker: Worker, group_size: Callable[[], int] | None = None) -> Iterator[StepGroup]:
         """Begin or resume a pass as one of its workers, and return its steps."""
-        self._slice(PassStart())  # raises an error for invalid ranks, before the pass counts as begun
+        world_size = self._slice(PassStart()).world_size  # raises an error for invalid ranks, before the pass begins
         resumed, self._resume = self._resume, None
+        check_trainer(self._registry, world_size, self.options.epochs, is_resumed=resumed is not None)
         if resumed is None:
             start = self._registry.begin(worker, self.options.epochs or 1)
             self._state = self._state_at_start(start)
@@ -401,9 +404,28 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """Whether batches are rows of mapped files without any change."""
         return self._fetch.only_copies
 
-    def loader(self, prefetch: int = 4, threads: int = 1) -> Loader[DocT]:
-        """Prefetch the batches of a pass with threads of this process: `for batch in dataset.loader(): ...`."""
-        return Loader(self, prefetch, threads)
+    @property
+    def framework(self) -> str:
+        """The framework of the batches."""
+        return self.options.resolved_framework()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The budget for the batches that a loader prefetches."""
+        return self.options.memory_bytes
+
+    def loader(
+        self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None
+    ) -> Loader[DocT]:
+        """Prefetch the batches of a pass with threads of this process: `for batch in dataset.loader(): ...`.
+
+        With a `device`, such as 'cuda', the threads also copy the tensors of torch to it, from pinned memory and while
+        the batches before are used. Other columns stay in main memory.
+        """
+        return Loader(self, prefetch, threads, device)
+
+    def _end(self, pass_id: int) -> None:
+        self._registry.end(pass_id)
 
     def iter_batches(self, framework: str | None = None) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over one pass, with the tensors of a framework."""
@@ -506,12 +528,24 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if this_worker() is None:
             self._registry.set_next(resumed.next_pass(self.options.epochs))
             self._state = None
+            self._check_length_in_lightning()
         elif resumed.divides_like(self._slice(PassStart())) and resumed.epochs == (self.options.epochs or 0):
             self._state = self._resume = resumed
         else:
             raise OptionError(
                 "with other ranks, batch_size, last or epochs than before, no worker knows where it goes on. Give the "
                 "state to the dataset, not to the loader: dataset.load_state_dict(state)."
+            )
+
+    def _check_length_in_lightning(self) -> None:
+        """Raise an error if Lightning has asked for the length already, and the resumed pass has another one."""
+        epochs = self.options.epochs
+        if epochs is not None and is_in_fit_loop() and len(self) != epochs * self._slice(PassStart()).steps:
+            raise OptionError(
+                "the checkpoint was written with another number of processes or another batch_size, so the epoch has "
+                "another number of steps than Lightning expects, and rows would be left out. Use "
+                "quire.integrations.lightning.QuireDataModule, which loads the state before Lightning asks for the "
+                "length."
             )
 
     @property
@@ -525,6 +559,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         ranks: tuple[int, int] | None = None
         with suppress(OptionError):
             ranks = self._rank_and_world_size()
+        if ranks is not None:  # on its way to a spawned worker, perhaps, which knows nothing of the trainer
+            check_trainer(self._registry, ranks[1], self.options.epochs, is_resumed=True)
         return {**self.__dict__, "_ranks": ranks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from quire.errors import OptionError
 from quire.storage import StoredDataset
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     from quire.data._fetch import Part
@@ -88,9 +89,9 @@ class Windows(Generic[DocT]):
         [batch] = self._stream._fetch.batches([(numbers, None)])
         return batch  # type: ignore[no-any-return]
 
-    def loader(self, prefetch: int = 4, threads: int = 1) -> Loader[DocT]:
-        """Prefetch the batches of a pass with threads of this process."""
-        return Loader(self._stream, prefetch, threads)
+    def loader(self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None) -> Loader[DocT]:
+        """Prefetch the batches of a pass with threads of this process; see `StreamingDataset.loader`."""
+        return Loader(self._stream, prefetch, threads, device)
 
     # --- state
 
