@@ -81,6 +81,34 @@ def test_batched_function_reads_zeros_under_a_mask() -> None:
     assert batch.validity("label").tolist() == [True, False]
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["documents", "stream"])
+def test_results_for_masked_rows_are_zeros(framework: str, kind: str, tmp_path: Path) -> None:
+    rows = make_rows(
+        label=lambda i: None if i == 3 else 7,
+        score=lambda i: None if i == 1 else 0.5,
+        box=lambda i: None if i == 2 else Box(label=i, mask=None if i == 4 else [i, i]),
+        boxes=lambda i: [Box(label=2, mask=None if i == 0 else [9, 9])],
+    )
+    steps = {
+        "label": batched(lambda labels: labels + 100),
+        "score": batched(lambda scores: scores + 1.5),
+        "box.mask": batched(lambda masks: masks + 1),
+        "boxes.mask": batched(lambda masks: masks + 1),
+    }
+    if kind == "stream":
+        write_dataset(rows, tmp_path / "rows")
+        options: Any = {"batch_size": 6, "shuffle": False, "missing": "mask"}
+        [batch] = StreamingDataset[Row](tmp_path / "rows", preprocessing=steps, framework=framework, **options)
+    else:
+        batch = MultiModalDataset[Row](rows, steps, missing="mask", framework=framework).__getitems__(list(range(6)))
+    assert batch.label.tolist() == [107, 107, 107, 0, 107, 107]
+    assert batch.score.tolist() == [2, 0, 2, 2, 2, 2]
+    assert batch.validity("score").tolist() == [True, False, True, True, True, True]
+    assert batch["box.mask"].tolist() == [[1, 1], [2, 2], [0, 0], [4, 4], [0, 0], [6, 6]]
+    assert batch._columns.columns["boxes"].flat.columns["mask"].data.tolist() == [[0, 0]] + [[10, 10]] * 5
+
+
 def fill_by_validity(batch: Any) -> Any:
     known = batch.validity("label")
     batch = batch.fill_missing({"label": 0})

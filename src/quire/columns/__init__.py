@@ -23,6 +23,7 @@ from quire.columns._missing import (
     find_missing,
     numeric_paths,
     present_rows,
+    zero_missing,
 )
 from quire.columns._retype import retype_columns, share_columns
 from quire.columns._stack import (
@@ -87,4 +88,5 @@ __all__ = [
     "validate_values",
     "validity_of",
     "wrap_rows",
+    "zero_missing",
 ]

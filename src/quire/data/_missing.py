@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from quire.array import DocumentBatch, find_column
-from quire.columns import Columns, ShapePolicy, check_fill, fill_columns, find_missing, numeric_paths, present_rows
+from quire.columns import (
+    Columns,
+    ShapePolicy,
+    check_fill,
+    fill_columns,
+    find_missing,
+    numeric_paths,
+    present_rows,
+    zero_missing,
+)
 from quire.data._infer_column import DescribeRow
 from quire.data._preprocessing import EACH, Step
 from quire.document import BaseDocument
@@ -162,6 +171,8 @@ class MissingPolicy:
 
     def apply(self, columns: Columns, describe_row: DescribeRow) -> Columns:
         """Check the columns of a batch after preprocessing, and fill missing values as configured."""
+        if self.mode == "mask" and self.steps and any(self.touches(values.path) for values in find_missing(columns)):
+            return zero_missing(columns, self.touches)
         if self.mode != "raise" or not self.in_batches:
             return columns
         for values in find_missing(columns):
