@@ -222,7 +222,16 @@ SAFE = [
     *("tests/storage/test_golden.py", "tests/storage/test_read.py", "tests/storage/test_layout.py"),
     *("tests/storage/test_layout_frameworks.py", "tests/data/test_collate.py", "tests/data/test_stream_batches.py"),
 ]
-TEST_GROUPS = ("test", "test-protoc", "test-torch", "test-remote", "test-browser", "test-node", "test-frames")
+TEST_GROUPS = (
+    "test",
+    "test-protoc",
+    "test-torch",
+    "test-trainers",
+    "test-remote",
+    "test-browser",
+    "test-node",
+    "test-frames",
+)
 
 
 @nox.session
@@ -431,7 +440,7 @@ def user(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Run every code block of the pages, and build the site."""
-    install_everything(session, *group("docs", "test", "test-remote", "test-frames"))
+    install_everything(session, *group("docs", "test", "test-torch", "test-trainers", "test-remote", "test-frames"))
     session.run("pytest", "--no-skips", "tests/docs")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
@@ -445,6 +454,13 @@ def clusters(session: nox.Session) -> None:
     """Test clusters of several processes that lose workers, with real engines: several minutes."""
     install_everything(session, *group("test", "test-protoc", "test-torch"))
     session.run(*LONG, *(session.posargs or ["tests/clusters"]))
+
+
+@nox.session(python=PYTHON)
+def trainers(session: nox.Session) -> None:
+    """Kill and resume runs of every trainer, with all loaders and numbers of processes and workers: several minutes."""
+    install_everything(session, *group("test", "test-torch", "test-trainers"))
+    session.run(*LONG, *(session.posargs or ["tests/integrations"]))
 
 
 OLD = ("protobuf==3.20.*", *(f"{name}==1.48.2" for name in ("grpcio", "grpcio-health-checking", "grpcio-reflection")))

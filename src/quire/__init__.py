@@ -49,6 +49,7 @@ _MODULES = (  # the documented subpackages; the others are private
     "distributed",
     "errors",
     "files",
+    "integrations",
     "media",
     "parallel",
     "schema",

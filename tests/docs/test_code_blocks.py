@@ -17,6 +17,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?:python|py)\b(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
 )
 TITLE = re.compile(r'title="(?P<name>\w+\.py)"')
+TRAINERS = {"accelerate", "lightning", "ray", "transformers"}
+"""Packages that start processes and threads, and change logging: files that import them run in their own process."""
 CORE = {"google", "numpy", "pydantic", "quire", "rich", "typing_extensions"}
 
 
@@ -54,7 +56,7 @@ def page_parameter(path: Path) -> object:
     blocks = blocks_of(path.read_text())
     needs = needs_of(blocks)
     marks = [pytest.mark.needs(*needs)] if needs else []
-    if any("quire.distributed" in block or "quire.services" in block for block in blocks):
+    if any("quire.distributed" in block or "quire.services" in block for block in blocks) or TRAINERS & {*needs}:
         marks.append(pytest.mark.cluster)
     return pytest.param(path, marks=marks, id=path.relative_to(ROOT).as_posix())
 
@@ -67,8 +69,10 @@ def test_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path / name).write_text(code)
     module = ModuleType("__main__")  # as in a notebook: definitions of a page are sent to other processes by value
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    programs = {code for code in files_of(path.read_text()).values() if not TRAINERS.isdisjoint(needs_of([code]))}
     for block in blocks_of(path.read_text()):
-        run(block, path, module.__dict__)
+        if block.lstrip("\n") not in programs:  # otherwise another block of the page runs the file
+            run(block, path, module.__dict__)
 
 
 def test_block_titled_with_a_file_name_is_written_as_a_file() -> None:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from quire.data._spark import is_vector as is_vector
     from quire.data._spark import prepare_frame as prepare_frame
     from quire.data._streaming import StreamingDataset
+    from quire.data._trainers import LoaderStateWarning
+    from quire.data._worker_loader import WorkerLoader as WorkerLoader
 
 __all__ = [
+    "LoaderStateWarning",
     "MixedDataset",
     "MultiModalDataset",
     "PackedDataset",
@@ -34,11 +37,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "LoaderStateWarning": "_trainers",
     "MixedDataset": "_mixing",
     "PackedDataset": "_packing",
     "PassStart": "_epoch_registry",
     "SparkConverter": "_spark",
     "StreamingDataset": "_streaming",
+    "WorkerLoader": "_worker_loader",
     "TokenBlock": "_packing",
     "flatten_cu_seqlens": "_packing",
     "from_spark": "_spark",

@@ -146,6 +146,14 @@ class EpochRegistry:
             if record.pass_id == pass_id:
                 self._write(replace(record, is_over=True))
 
+    def is_first_time(self, event: str) -> bool:
+        """Record an event, and return whether it is the first of its kind in this process and its workers."""
+        try:
+            self._path(event.replace(" ", "-")).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     # --- errors
 
     def add_error(self, error: str) -> None:

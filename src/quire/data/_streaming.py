@@ -90,9 +90,9 @@ class StreamState:
     def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str) -> StreamState:
         """Return the state after a number of steps of an epoch; the steps of the group itself do not matter."""
         share, order = group.share, group.share.order
-        parts: tuple[Any, ...] = (share.last, order.size, order.seed, order.shuffle, order.block, order.window, dataset)
+        parts: tuple[Any, ...] = (share.last, order.size, order.seed, order.shuffle, order.block, order.window)
         position = (share.epoch, share.start, step, group.done, group.before, epochs or 0)
-        return cls(*position, share.world_size, share.batch_size, *parts, taken=group.taken)
+        return cls(*position, share.world_size, share.batch_size, *parts, dataset, _STATE_VERSION, group.taken)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -414,9 +414,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """The budget for the batches that a loader prefetches."""
         return self.options.memory_bytes
 
-    def loader(
-        self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None
-    ) -> Loader[DocT]:
+    def loader(self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None) -> Loader[DocT]:
         """Prefetch the batches of a pass with threads of this process: `for batch in dataset.loader(): ...`.
 
         With a `device`, such as 'cuda', the threads also copy the tensors of torch to it, from pinned memory and while
