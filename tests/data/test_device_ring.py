@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from quire import BaseDocument
 from quire.data import MixedDataset, StreamingDataset
-from quire.data._device_ring import CopyDevice, DeviceRing, open_device
+from quire.data._device_ring import Accelerator, CopyDevice, DeviceRing, open_device
 from quire.data._loader import Loader
 from quire.errors import OptionError
 from quire.storage import write_dataset
@@ -315,13 +316,13 @@ def test_cpu_needs_no_copies(folder: Path) -> None:
     assert [batch.name for batch in loader] == [batch.name for batch in stream(folder)]
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_missing_devices_are_rejected(folder: Path) -> None:
-    with pytest.raises(OptionError, match="device='cuda': torch finds no accelerator on this machine"):
+    with pytest.raises(OptionError, match="device='cuda': torch finds no such device on this machine"):
         stream(folder).loader(device="cuda")
-    with pytest.raises(OptionError, match="device='cuda:1': torch finds no accelerator"):
+    with pytest.raises(OptionError, match="device='cuda:1': torch finds no such device"):
         stream(folder).windows(2).loader(device="cuda:1")
-    with pytest.raises(OptionError, match="device='meta': torch finds no accelerator"):
+    with pytest.raises(OptionError, match="device='meta': torch finds no such device"):
         MixedDataset([stream(folder)]).loader(device="meta")
 
 
@@ -332,12 +333,65 @@ def test_invalid_devices_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPa
         stream(folder).loader(device=1.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="the dataset has framework='numpy'"):
         stream(folder, framework="numpy").loader(device="cpu")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(OptionError, match="device='cuda:2': there are 2 devices, number 0 to 1"):
         stream(folder).loader(device="cuda:2")
-    with pytest.raises(OptionError, match="device='xpu': torch finds 'cuda' on this machine"):
-        stream(folder).loader(device="xpu")
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True, raising=False)
+    with pytest.raises(OptionError, match=r"device='mps' has no streams.*batch\.to\('mps'\)"):
+        stream(folder).loader(device="mps")
+
+
+def test_accelerator_uses_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: Any = None) -> None:
+            self.name = "copies" if device is not None else "computation"
+
+        def record_event(self) -> Any:
+            calls.append(("record_event", self.name))
+            return Occurrence()
+
+        def wait_event(self, event: Any) -> None:
+            calls.append(("wait_event", self.name, type(event).__name__))
+
+    class Occurrence:
+        def synchronize(self) -> None:
+            calls.append(("synchronize",))
+
+    class Value:
+        def to(self, device: Any, *, non_blocking: bool) -> Any:
+            calls.append(("to", str(device), non_blocking))
+            return self
+
+        def record_stream(self, stream: Stream) -> None:
+            calls.append(("record_stream", stream.name))
+
+    @contextmanager
+    def in_stream(chosen: Stream) -> Iterator[None]:
+        calls.append(("enter", chosen.name))
+        yield
+        calls.append(("exit", chosen.name))
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", in_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    device, value = Accelerator(torch.device("cuda", 1)), Value()
+    device.copy(value)  # type: ignore[arg-type]
+    event = device.record_event()
+    device.synchronize(event)
+    device.wait_event(event)
+    device.record_stream(value)  # type: ignore[arg-type]
+    assert calls == [
+        ("enter", "copies"),
+        ("to", "cuda:1", True),
+        ("exit", "copies"),
+        ("record_event", "copies"),
+        ("synchronize",),
+        ("wait_event", "computation", "Occurrence"),
+        ("record_stream", "computation"),
+    ]
 
 
 def test_fake_device_has_the_interface_of_devices() -> None:
@@ -345,10 +399,8 @@ def test_fake_device_has_the_interface_of_devices() -> None:
     assert isinstance(DeviceRing(LateDevice(), 2)._device, LateDevice)
 
 
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
-def test_batches_are_on_the_accelerator(folder: Path) -> None:
-    device = torch.accelerator.current_accelerator()
-    assert device is not None
-    for batch, other in zip(stream(folder).loader(device=device), stream(folder), strict=True):
-        assert batch.pixels.device.type == device.type
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_are_on_the_gpu(folder: Path) -> None:
+    for batch, other in zip(stream(folder).loader(device="cuda"), stream(folder), strict=True):
+        assert batch.pixels.is_cuda
         assert batch.to("cpu").identical(other)

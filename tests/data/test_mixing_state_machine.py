@@ -267,9 +267,9 @@ class MixMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.workers_ran and not self.mix.is_endless)
     @rule()
     def measure(self) -> None:
-        """The length is that of the pass under way, from where it was begun or resumed."""
+        """The length is that of the whole pass, also where it was resumed."""
         batches, _ = self.mix.batches(self.first_place)
-        assert len(self.dataset) == len(batches) - self.first_place.taken
+        assert len(self.dataset) == len(batches)
 
     def teardown(self) -> None:
         gc.collect(0)
@@ -306,14 +306,14 @@ def worker_batches(dataset: MixedDataset, who: Worker, monkeypatch: pytest.Monke
 def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int, data: Any) -> None:
     expected, _ = mix.batches(Place(0, (0,) * len(mix.parts), 0))
     count = min(count, len(expected))
-    mark, found = Worker.alone().pass_id, dict[int, Any]()
+    mark, contents = Worker.alone().pass_id, dict[int, Any]()
     with pytest.MonkeyPatch.context() as monkeypatch:
         first = mix.open()
         states = []
         for number in range(workers):
             batches = worker_batches(first, Worker(number, workers, mark), monkeypatch)
             for step in range(number, count, workers):
-                found[step] = content(next(batches))
+                contents[step] = content(next(batches))
             states.append(through_json(first.state_dict()))
         second, mark = mix.open(), Worker.alone().pass_id
         order = data.draw(st.permutations(range(workers)))
@@ -323,8 +323,8 @@ def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int
             second.load_state_dict(states[number])
             next_step = number + workers * len(range(number, count, workers))
             for step, batch in enumerate(iter(second)):
-                found[next_step + step * workers] = content(batch)
-    assert [found[step] for step in range(len(found))] == expected
+                contents[next_step + step * workers] = content(batch)
+    assert [contents[step] for step in range(len(contents))] == expected
 
 
 # --- other ranks
@@ -354,18 +354,18 @@ def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, in
             rows[content(step[0])[0]] += flatten(content(batch)[1] for batch in step)
         if taken[0]:
             states = [through_json(batches[-1].state) for batches in taken]
-            assert all(found == states[0] for found in states), "the state is the same on every rank"
+            assert all(other == states[0] for other in states), "the state is the same on every rank"
             state = states[0]
     complete = 0
     for number, part in enumerate(parts):
-        found = rows[str(number)]
-        whole = [sorted(found[k : k + part.size]) for k in range(0, len(found) - part.size + 1, part.size)]
+        own_rows = rows[str(number)]
+        whole = [sorted(own_rows[k : k + part.size]) for k in range(0, len(own_rows) - part.size + 1, part.size)]
         assert whole == [list(range(part.size))] * len(whole), "every epoch has every row once"
-        rest = found[len(whole) * part.size :]
+        rest = own_rows[len(whole) * part.size :]
         assert len(set(rest)) == len(rest)
         complete += len(whole) >= (part.epochs or 1)
         if mix.stop == "first":
-            assert len(found) <= part.size * (part.epochs or 1)
+            assert len(own_rows) <= part.size * (part.epochs or 1)
     assert complete == len(parts) if mix.stop == "all" else complete >= 1
 
 
@@ -493,8 +493,8 @@ class RowMixMachine(RuleBasedStateMachine):
         for number, (epoch, position) in enumerate(current.starts):
             places = [position + place for place in range(old[number], counts[number])]
             size = self.options.sizes[number]
-            found = {int(self.orders[number].rows(epoch + at // size, np.array([at % size]))[0]) for at in places}
-            assert rows[number] == found, "the next rows of the dataset"
+            expected = {int(self.orders[number].rows(epoch + at // size, np.array([at % size]))[0]) for at in places}
+            assert rows[number] == expected, "the next rows of the dataset"
             own = [share[number] for share in shares]
             assert sum(own) == len(places)
             assert max(own) - min(own) <= 1
@@ -610,7 +610,8 @@ def test_dataset_at_its_end_stays_there_when_the_mix_resumes(stop: str) -> None:
         resumed = mix.open()
         resumed.load_state_dict(state)
         rest = [passes[0][count:], *passes[1:]] if count < len(states) else passes[1:]
-        assert [len(resumed), *([content(batch) for batch in resumed] for _ in rest)] == [len(rest[0]), *rest]
+        assert len(resumed) == len(passes[0] if count < len(states) else passes[1])
+        assert [[content(batch) for batch in resumed] for _ in rest] == rest
 
 
 def test_state_at_the_end_of_a_pass_resumes_with_the_next_pass() -> None:

@@ -299,11 +299,11 @@ def test_temperature_weights_by_size(stored: Any) -> None:
     counts = {}
     for temperature in (1, 2, 100):
         rows = flatten([content(batch) for batch in mix(stored, temperature=temperature)])  # type: ignore[misc]
-        found = Counter(part for part, _ in rows)
+        counter = Counter(part for part, _ in rows)
         weights = [size ** (1 / temperature) for size in SIZES.values()]
         for number, weight in enumerate(weights):
-            assert abs(found[number] - weight / sum(weights) * len(rows)) < 1
-        counts[temperature] = found[2] / len(rows)
+            assert abs(counter[number] - weight / sum(weights) * len(rows)) < 1
+        counts[temperature] = counter[2] / len(rows)
     assert counts[1] < counts[2] < counts[100]
     batches = MixedDataset([stream_samples(source) for source in stored.values()], temperature=1.0)
     assert np.diff(batches._bounds, prepend=0).round(4).tolist() == [round(size / 70, 4) for size in SIZES.values()]

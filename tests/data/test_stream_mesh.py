@@ -65,18 +65,18 @@ for rank in range(RANKS):
                 coordinate = tuple(mesh.get_coordinate()[names.index(dim)] for dim in dims)
                 ranks.setdefault((shape, dims), []).append((data_rank, world_size, coordinate))
     dist.destroy_process_group()
-for (shape, dims), found in ranks.items():
+for (shape, dims), entries in ranks.items():
     names = NAMES[: len(shape)]
     sizes = [shape[names.index(dim)] for dim in dims]
     expected = 1
     for size in sizes:
         expected *= size
-    assert {world_size for _, world_size, _ in found} == {expected}
-    peers = Counter(data_rank for data_rank, _, _ in found)
+    assert {world_size for _, world_size, _ in entries} == {expected}
+    peers = Counter(data_rank for data_rank, _, _ in entries)
     assert sorted(peers) == list(range(expected)) and set(peers.values()) == {RANKS // expected}
     # One rank for one coordinate in the data dimensions, in the order of these coordinates.
-    assert len({(data_rank, at) for data_rank, _, at in found}) == expected
-    in_order = sorted({(at, data_rank) for data_rank, _, at in found})
+    assert len({(data_rank, at) for data_rank, _, at in entries}) == expected
+    in_order = sorted({(at, data_rank) for data_rank, _, at in entries})
     assert [data_rank for _, data_rank in in_order] == list(range(expected))
 print(len(ranks), "divisions")
 """

@@ -38,8 +38,8 @@ def taken(batches: Any) -> list[tuple[str, list[int]]]:
     return [(batch.state["drawn"], *numbers([batch])) for batch in batches]
 
 
-def rows_of(found: Any, name: str) -> list[int]:
-    return flatten(rows for drawn, rows in found if drawn == name)
+def rows_of(batches: Any, name: str) -> list[int]:
+    return flatten(rows for drawn, rows in batches if drawn == name)
 
 
 def together(dataset: Any, workers: int, mark: int = 1) -> list[Any]:
@@ -50,23 +50,23 @@ def together(dataset: Any, workers: int, mark: int = 1) -> list[Any]:
 def test_stop_first_ends_with_the_first_dataset(sources: Any) -> None:
     dataset = mixed(sources)
     for _ in range(3):
-        length, found = len(dataset), taken(dataset)
-        assert length == len(found)
-        ended = [name for name, size in SIZES.items() if len(rows_of(found, name)) == size]
+        length, batches = len(dataset), taken(dataset)
+        assert length == len(batches)
+        ended = [name for name, size in SIZES.items() if len(rows_of(batches, name)) == size]
         assert ended
         for name in SIZES:
-            assert len(set(rows_of(found, name))) == len(rows_of(found, name)), "no row twice"
+            assert len(set(rows_of(batches, name))) == len(rows_of(batches, name)), "no row twice"
 
 
 def test_stop_all_ends_when_all_were_read(sources: Any) -> None:
     dataset = mixed(sources, (1, 1, 4), stop="all")
     for _ in range(2):
-        length, found = len(dataset), taken(dataset)
-        assert length == len(found)
+        length, batches = len(dataset), taken(dataset)
+        assert length == len(batches)
         for name, size in SIZES.items():
-            assert sorted(rows_of(found, name)[:size]) == list(range(size))
-        assert len(rows_of(found, "c")) > 2 * SIZES["c"]
-        assert rows_of(found, "c")[:30] != rows_of(found, "c")[30:60], "another epoch"
+            assert sorted(rows_of(batches, name)[:size]) == list(range(size))
+        assert len(rows_of(batches, "c")) > 2 * SIZES["c"]
+        assert rows_of(batches, "c")[:30] != rows_of(batches, "c")[30:60], "another epoch"
 
 
 def test_draws_follow_the_weights_and_the_seed(sources: Any) -> None:
@@ -87,10 +87,10 @@ def test_datasets_without_names_are_numbered(sources: Any) -> None:
 
 
 def test_ranks_draw_the_same_datasets_and_divide_the_rows(sources: Any) -> None:
-    found = [taken(mixed(sources, rank=rank, world_size=2, stop="all")) for rank in range(2)]
-    assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
+    batches = [taken(mixed(sources, rank=rank, world_size=2, stop="all")) for rank in range(2)]
+    assert [name for name, _ in batches[0]] == [name for name, _ in batches[1]]
     for name, size in SIZES.items():
-        once = [flatten(rows) for rows in zip(*([r for n, r in part if n == name] for part in found), strict=True)]
+        once = [flatten(rows) for rows in zip(*([r for n, r in part if n == name] for part in batches), strict=True)]
         assert sorted(flatten(once)[:size]) == list(range(size))
 
 

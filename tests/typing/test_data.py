@@ -82,6 +82,8 @@ def test_batches_of_loaders_have_document_type(tmp_path: Path) -> None:
         assert_type(batch, DocumentBatch[Student])
     for batch in MixedDataset({"a": stream}):
         assert_type(batch, DocumentBatch[Student])
+    for batch in MixedDataset([stream], {"0": 1.0}, mix="row").loader(device="cpu"):
+        assert_type(batch, DocumentBatch[Student])
     assert_type(stream.preprocess(students()), DocumentBatch[Student])
     assert_type(stream[0], Student)
     assert_type(stream[:1], DocumentBatch[Student])

@@ -64,11 +64,12 @@ class CopyDevice(Protocol):
 
 
 class Accelerator:
-    """A device of `torch.accelerator`, such as a GPU."""
+    """A device whose module in torch has streams: `torch.cuda`, also for ROCm, or `torch.xpu`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = sys.modules["torch"].Stream(device)
+        self._module: Any = getattr(sys.modules["torch"], device.type)
+        self._stream = self._module.Stream(device)
 
     def empty_pinned(self, nbytes: int) -> torch.Tensor:
         """Return uninitialised bytes in pinned memory."""
@@ -77,7 +78,7 @@ class Accelerator:
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy a tensor in the stream for copies, and return the tensor on the device."""
-        with self._stream:
+        with self._module.stream(self._stream):
             return tensor.to(self._device, non_blocking=True)
 
     def record_event(self) -> Any:
@@ -90,11 +91,11 @@ class Accelerator:
 
     def wait_event(self, event: Any) -> None:
         """Let the current stream of this thread wait for an event."""
-        sys.modules["torch"].accelerator.current_stream(self._device).wait_event(event)
+        self._module.current_stream(self._device).wait_event(event)
 
     def record_stream(self, tensor: torch.Tensor) -> None:
         """Keep the memory of a tensor, once it is freed, until the current stream has used it."""
-        tensor.record_stream(sys.modules["torch"].accelerator.current_stream(self._device))
+        tensor.record_stream(self._module.current_stream(self._device))
 
 
 def open_device(device: Any, framework: str) -> CopyDevice | None:
@@ -112,16 +113,18 @@ def open_device(device: Any, framework: str) -> CopyDevice | None:
         raise OptionError(f"device={device!r} is no device of torch: {str(error).splitlines()[0]}") from error
     if chosen.type == "cpu":
         return None
-    available = torch.accelerator.current_accelerator(check_available=True)
-    if available is None or available.type != chosen.type:
-        there = "no accelerator" if available is None else f"{available.type!r}"
-        raise OptionError(f"device={device!r}: torch finds {there} on this machine.")
-    count = torch.accelerator.device_count()
+    module = getattr(torch, chosen.type, None)  # torch.accelerator, which has them all, is new in torch 2.6
+    if not hasattr(module, "is_available") or not module.is_available():
+        raise OptionError(f"device={device!r}: torch finds no such device on this machine.")
+    if not hasattr(module, "Stream"):
+        raise OptionError(
+            f"device={device!r} has no streams to copy batches ahead: use loader() without device, and "
+            f"batch.to({chosen.type!r})."
+        )
+    count = module.device_count()
     if chosen.index is not None and chosen.index >= count:
         raise OptionError(f"device={device!r}: there are {count} devices, number 0 to {count - 1}.")
-    if chosen.index is None:
-        chosen = torch.device(chosen.type, torch.accelerator.current_device_index())
-    return Accelerator(chosen)
+    return Accelerator(chosen if chosen.index is not None else torch.device(chosen.type, module.current_device()))
 
 
 class Sent(NamedTuple):
