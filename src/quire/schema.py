@@ -151,6 +151,14 @@ class Schema:
     fields: tuple[Field, ...]
     keeps_more: bool = dataclass_field(default=False, compare=False)
     """Whether documents may hold more than their fields: extra values or private attributes."""
+    by_name: dict[str, Field] = dataclass_field(init=False, repr=False, compare=False)
+    """The fields by name."""
+    notes: dict[Any, Any] = dataclass_field(default_factory=dict, init=False, repr=False, compare=False)
+    """A cache for other modules of what they have derived from the schema."""
+
+    def __post_init__(self) -> None:
+        # Set here, not by a cached_property: batches read it, and torch.compile cannot trace the lock of one.
+        object.__setattr__(self, "by_name", {field.name: field for field in self.fields})
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return Schema, (self.document_type, self.fields, self.keeps_more)  # without cached properties
@@ -164,11 +172,6 @@ class Schema:
     def is_open(self) -> bool:
         """Whether the class does not determine the fields of its documents, because it stands for any class."""
         return _is_open(self.document_type)
-
-    @cached_property
-    def by_name(self) -> dict[str, Field]:
-        """The fields by name."""
-        return {field.name: field for field in self.fields}
 
     @cached_property
     def accepted(self) -> dict[str, tuple[Field, str]]:
@@ -185,11 +188,6 @@ class Schema:
                     accepted.setdefault(alias, entry)
             accepted[field.name] = entry
         return accepted
-
-    @cached_property
-    def notes(self) -> dict[Any, Any]:
-        """A cache for other modules of what they have derived from the schema."""
-        return {}
 
     @cached_property
     def checks_rows(self) -> bool:
@@ -223,7 +221,8 @@ class Schema:
         return tuple(fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclass_fields(self)}  # without cached properties
+        # Without cached properties and what is computed from the fields.
+        return {field.name: getattr(self, field.name) for field in dataclass_fields(self) if field.init}
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{f.name}: {f}' for f in self.fields)})"

@@ -27,6 +27,7 @@ from quire.array._positions import sample_error as sample_error
 from quire.array._positions import sample_positions as sample_positions
 from quire.array._positions import split_positions as split_positions
 from quire.array._positions import whole_number as whole_number
+from quire.array._pytree import register_pytree as register_pytree
 from quire.array._query import Query as Query
 from quire.array._query import compile_filter as compile_filter
 from quire.array._query import find_field as find_field

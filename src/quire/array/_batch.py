@@ -31,8 +31,11 @@ from quire.array._positions import (
     shuffle_positions,
     split_positions,
 )
+from quire.array._pytree import ALL as EVERY_PYTREE
+from quire.array._pytree import register_pytree
 from quire.array._query import compile_filter
 from quire.array._serialization import Pulling, Pushing, Url, require_document_type
+from quire.array._torch_interop import columns_to_tensordict, jagged_tensor, values_from_tensordict
 from quire.codec import (
     Reading,
     TensorForm,
@@ -49,9 +52,11 @@ from quire.columns import (
     DocumentColumn,
     DocumentsColumn,
     ObjectColumn,
+    RaggedColumn,
     ShapePolicy,
     StackOptions,
     TensorColumn,
+    apply_to_tensors,
     concat_columns,
     default_column,
     dense_framework,
@@ -61,20 +66,31 @@ from quire.columns import (
     retype_columns,
     share_columns,
     stack,
+    tensor_paths,
     wrap_rows,
 )
 from quire.display import GALLERY, facts_table, print_facts
 from quire.document import BaseDocument
-from quire.errors import ColumnError, DocumentTypeError, MissingValueError, PathError, QueryError, did_you_mean
+from quire.errors import (
+    ColumnError,
+    DocumentTypeError,
+    MissingValueError,
+    OptionError,
+    PathError,
+    QueryError,
+    did_you_mean,
+)
 from quire.files import Source, Target
 from quire.schema import Schema, join_path, parse_path
-from quire.tensors import Framework, Tensor, describe, get_framework, to_framework
+from quire.tensors import Framework, Tensor, describe, dtype_name, framework_of, get_framework, to_framework
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import torch
     from numpy.typing import NDArray
     from rich.console import Group
+    from tensordict import TensorDict
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 OtherT = TypeVar("OtherT", bound=BaseDocument)
@@ -99,15 +115,23 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     Batches that datasets deliver for training, and that services and predictions pass to functions, do not show zeros
     for missing values: reading a column of numbers or tensors in which some rows have no value raises
     MissingValueError, and one in which no row has a value reads as None. `fill_missing()` chooses a value.
+
+    A batch is a pytree of torch, optree and JAX, whose leaves are its tensors.
     """
 
     __slots__ = ("_columns", "_guard", "_state")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
+    _pytrees: ClassVar[int] = 0
+    """The libraries whose registries of pytrees have this class; see `_pytree`."""
 
     _columns: Columns
     _guard: Guard | None
     """How reading missing values raises; None if it gives zeros."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._pytrees = 0  # each class is registered on its own
 
     def __init__(
         self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
@@ -163,6 +187,21 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def _set(self, columns: Columns, guard: Guard | None = None) -> None:
         object.__setattr__(self, "_columns", columns)
         object.__setattr__(self, "_guard", guard)
+        if type(self)._pytrees != EVERY_PYTREE:
+            register_pytree(type(self), columns)
+
+    @classmethod
+    def _make_guard(cls, columns: Columns) -> Guard:
+        return Guard(columns.schema.name)
+
+    @staticmethod
+    def _of(document_type: type[Any]) -> type[DocumentBatch[Any]]:
+        """Return `DocumentBatch[document_type]`, by steps that torch.compile can trace."""
+        notes = document_type.document_schema().notes
+        if "batch_type" not in notes:
+            notes["batch_type"] = DocumentBatch[document_type]  # type: ignore[valid-type]
+        batch_type: type[DocumentBatch[Any]] = notes["batch_type"]
+        return batch_type
 
     @property
     def schema(self) -> Schema:
@@ -300,6 +339,9 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Get a column. Methods come first: a field called 'take' is read as batch['take']."""
         if name.startswith("_"):  # never a field
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        column = self._columns.columns.get(name)
+        if column is not None:
+            return self._read_column(column, name)
         try:
             return self[name]
         except PathError:
@@ -334,20 +376,77 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _get_column(self, path: str) -> Any:
         """Return the data of a column: a tensor, a list, a batch, or a `BatchList`."""
-        if not path:
-            return self
-        column, guard = find_column(self._columns, path), self._guard
+        return self._read_column(find_column(self._columns, path), path) if path else self
+
+    def _read_column(self, column: Column, path: str) -> Any:
+        # torch.compile traces this method: it must not take locks, nor look at values.
+        guard = self._guard
+        if isinstance(column, TensorColumn):
+            if guard is not None and reads_as_none(self, column, path):
+                return None
+            if column.framework.name != "tensorflow":
+                return column.data
+            return wrap_rows(column.field, column.framework, [column.data])[0]
         if isinstance(column, (DocumentColumn, DocumentsColumn)):
-            inner = None if guard is None else Guard(f"{guard.name}.{path}")
-            batch_type = DocumentBatch[column.field.document_type]  # type: ignore[name-defined]
-            if isinstance(column, DocumentColumn):
-                return batch_type._wrap(column.columns, inner)
-            return BatchList(column, batch_type._wrap(column.flat, inner))
+            batch_type = self._of(column.field.document_type)
+            if type(self)._pytrees & ~batch_type._pytrees:
+                register_pytree(batch_type)
+            batch = object.__new__(batch_type)
+            object.__setattr__(batch, "_columns", column.columns if isinstance(column, DocumentColumn) else column.flat)
+            object.__setattr__(batch, "_guard", None if guard is None else Guard(f"{guard.name}.{path}"))
+            return batch if isinstance(column, DocumentColumn) else BatchList(column, batch)
         if guard is not None and reads_as_none(self, column, path):
             return None
-        if isinstance(column, TensorColumn):
-            return wrap_rows(column.field, column.framework, [column.data])[0]
         return column.values() if isinstance(column, ObjectColumn) else column
+
+    def keys(self) -> list[str]:
+        """Return the names of the fields, so that `dict(batch)` has the columns by name. Iteration gives documents."""
+        return list(self._columns.columns)
+
+    def tensors(self, *paths: str) -> dict[str, Tensor]:
+        """Return the tensor columns at some paths by path, for `model(**batch.tensors('image', 'label'))`.
+
+        Without paths, all columns that are one tensor, also those of nested documents; a column without a value in any
+        row is left out.
+        """
+        if not paths:
+            columns = {path: find_column(self._columns, path) for path in tensor_paths(self._columns)}
+            dense = {path: column for path, column in columns.items() if isinstance(column, TensorColumn)}
+            values = {path: self._read_column(column, path) for path, column in dense.items()}
+            return {path: value for path, value in values.items() if value is not None}
+        tensors = {}
+        for path in paths:
+            try:
+                column = find_column(self._columns, path)
+            except PathError as error:
+                raise ColumnError(f"tensors: {error}") from None
+            tensors[path] = self._read_column(column, path) if isinstance(column, TensorColumn) else None
+            if tensors[path] is None:
+                raise ColumnError(self._explain_no_tensor(column, path))
+        return tensors
+
+    def _explain_no_tensor(self, column: Column, path: str) -> str:
+        """Return the message about a column that is not one tensor."""
+        name = f"tensors: {self._columns.schema.name}.{path}"
+        if isinstance(column, TensorColumn):
+            return f"{name} has no value in any row, so there is no tensor."
+        if isinstance(column, RaggedColumn):
+            return f"{name} has rows of mixed shapes: use batch.nested({path!r}), or stack with shapes='pad'."
+        others = [other for other in tensor_paths(self._columns) if other.startswith(f"{path}.")]
+        known = others or list(tensor_paths(self._columns))
+        return f"{name} is {column.field}, not one tensor. Columns with tensors: {', '.join(known) or 'none'}."
+
+    def nested(self, path: str) -> torch.Tensor:
+        """Return tensors of mixed lengths as one nested tensor of torch (layout `jagged`), with a part for each row.
+
+        The column is one of `shapes='ragged'`, or one of the documents in an array, as 'clips.frames': then a part
+        has the tensors, or numbers, of all documents of a row. These share memory with the batch; a padded column is
+        copied. Rows without a value have no elements.
+        """
+        column = find_column(self._columns, path)
+        if self._guard is not None and reads_as_none(self, column, path):
+            raise ColumnError(f"nested: {self._columns.schema.name}.{path} has no value in any row.")
+        return jagged_tensor(self._columns, path)
 
     def column(self, path: str) -> Column:
         """Return a column as it is held: data, validity, offsets, shapes."""
@@ -409,7 +508,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def validity(self, path: str) -> Tensor:
         """Return for each row whether it has a value at a path, as bools in the column's framework."""
         column = self.column(path)
-        return _leaf_framework([column]).from_numpy(column.valid_rows().copy())
+        return _leaf_framework([column]).from_mask(column.valid_rows())
 
     def mask(self, path: str = "") -> Tensor:
         """Return the padding mask of a column: True for real elements, in the column's framework.
@@ -418,8 +517,8 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if not path:
             columns = self._columns
-            rows = np.ones(len(columns), np.bool_) if columns.validity is None else columns.validity.copy()
-            return _leaf_framework(columns.columns.values()).from_numpy(rows)
+            rows = np.ones(len(columns), np.bool_) if columns.validity is None else columns.validity
+            return _leaf_framework(columns.columns.values()).from_mask(rows)
         column = self.column(path)
         if not isinstance(column, TensorColumn):
             raise ColumnError(
@@ -445,15 +544,71 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         state: Any = getattr(self, "_state", None)
         return None if state is None else state.to_dict()
 
+    @property
+    def sources(self) -> Tensor | None:
+        """The number of the dataset that each row comes from, for batches of a `MixedDataset`; None for other batches.
+
+        A vector of integers in the framework of the batch. Numbers are positions in the `datasets` of the mix.
+        """
+        find = getattr(getattr(self, "_state", None), "sources", None)
+        return None if find is None else _leaf_framework(self._columns.columns.values()).from_numpy(find())
+
     # --- tensors
 
-    def to(self, device: object, *, non_blocking: bool = False) -> Self:
-        """Return the batch with its tensors on another device; numpy columns stay in main memory."""
+    def to(self, device: object = None, *, dtype: object = None, non_blocking: bool = False) -> Self:
+        """Return the batch with its tensors on another device; numpy columns stay in main memory.
+
+        `dtype`, a floating one of any framework or its name, is for floating columns only, as in `nn.Module.to`:
+        integers and booleans keep theirs.
+        """
+        name = None if dtype is None else dtype_name(dtype)
+        if name is not None and not name.startswith(("float", "bfloat")):
+            raise OptionError(
+                f"to: dtype={name} is not a floating dtype. Only floating columns are cast; for others, use "
+                "batch.apply()."
+            )
 
         def move(framework: Framework, value: Tensor) -> tuple[Framework, Tensor]:
-            return framework, framework.to_device(value, device, non_blocking=non_blocking)
+            if device is not None:
+                value = framework.to_device(value, device, non_blocking=non_blocking)
+            return framework, value
 
-        return self._with(self._columns.map_tensors(move))
+        def cast(value: Tensor) -> Tensor:
+            framework = framework_of(value)
+            assert framework is not None
+            assert name is not None
+            own = framework.dtype(value)
+            return framework.cast(value, name) if own != name and own.startswith(("float", "bfloat")) else value
+
+        columns = self._columns.map_tensors(move)
+        return self._with(columns if name is None else apply_to_tensors(columns, cast))
+
+    def apply(self, func: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with the results of a function of each tensor column, also those of nested documents.
+
+        The results must have the same rows; texts and objects stay. The function gets the flat tensor of a ragged
+        column, and must keep its shape. Missing values are zeros, as in `column.data`, and stay missing.
+        """
+        return self._with(apply_to_tensors(self._columns, func))
+
+    def to_tensordict(self, *paths: str) -> TensorDict:
+        """Return the columns, or those of some fields, as a TensorDict, which shares the memory of the tensors.
+
+        Nested documents are nested TensorDicts, texts and objects a `NonTensorStack`, ragged columns jagged tensors.
+        Missing values are an error, because a TensorDict cannot mark them.
+        """
+        columns = self._columns
+        if paths:
+            for path in paths:
+                columns.schema.resolve((path,))
+            columns = replace(columns, columns={path: columns.columns[path] for path in paths})
+        return columns_to_tensordict(columns)
+
+    @classmethod
+    def from_tensordict(cls, content: Any) -> Self:
+        """Make a batch from a TensorDict or a tensorclass; other fields take their defaults, as in `from_columns`."""
+        require_document_type(cls, "from_tensordict()")
+        return cls.from_columns(values_from_tensordict(cls, content), shapes="ragged")
 
     def to_framework(self, framework: str) -> Self:
         """Return the batch with every tensor and number column converted; memory is shared if possible.

@@ -25,7 +25,7 @@ from quire.columns._missing import (
     present_rows,
     zero_missing,
 )
-from quire.columns._retype import retype_columns, share_columns
+from quire.columns._retype import relax_field, retype_columns, share_columns, with_fields
 from quire.columns._stack import (
     ShapePolicy,
     StackOptions,
@@ -43,6 +43,15 @@ from quire.columns._stack import (
     validity_of,
 )
 from quire.columns._statistics import ColumnStatistics, Histogram, Statistics
+from quire.columns._tensor_tree import (
+    apply_to_tensors,
+    columns_from_key,
+    join_tensors,
+    lose_values,
+    split_tensors,
+    structure_key,
+    tensor_paths,
+)
 
 __all__ = [
     "MODEL_SETTERS",
@@ -66,8 +75,10 @@ __all__ = [
     "TensorColumn",
     "TensorMap",
     "Validity",
+    "apply_to_tensors",
     "check_fill",
     "collect_extra_states",
+    "columns_from_key",
     "concat_columns",
     "default_column",
     "dense_framework",
@@ -77,16 +88,23 @@ __all__ = [
     "find_missing",
     "gather",
     "have_own_attributes",
+    "join_tensors",
+    "lose_values",
     "make_column",
     "numeric_paths",
     "pack",
     "present_rows",
+    "relax_field",
     "retype_columns",
     "share_columns",
+    "split_tensors",
     "stack",
     "stack_values",
+    "structure_key",
+    "tensor_paths",
     "validate_values",
     "validity_of",
+    "with_fields",
     "wrap_rows",
     "zero_missing",
 ]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from quire.columns._column import Column, RaggedColumn, TensorColumn
+from quire.columns._column import Column, RaggedColumn, ScalarColumn, TensorColumn
 from quire.columns._columns import Columns, DocumentColumn, DocumentsColumn
 from quire.columns._stack import StackOptions, default_column, stack_values, validate_values
 from quire.errors import ColumnError
 from quire.schema import Field, FieldKind, Schema
-from quire.tensors import format_shape
+from quire.tensors import format_shape, plain_tensor_type
 
 
 def retype_columns(
@@ -112,3 +113,24 @@ def _check_rows_fit(column: TensorColumn | RaggedColumn, field: Field, path: str
                 f"{path}: expected rows of {field.spec}, but the column has {dtype} {format_shape(shapes[row])}. "
                 f"Pass {field.name}=... with rows of that type, or change the field."
             )
+
+
+def relax_field(column: Column) -> Column:
+    """Remove the shape and dtype from the field of a tensor column that does not have them."""
+    if isinstance(column, ScalarColumn) or column.field.kind is not FieldKind.TENSOR:
+        return column
+    # A batch of another shape or dtype is fine, but its schema must not claim the declared ones.
+    if isinstance(column, TensorColumn):
+        framework, spec = column.framework, column.field.spec
+        if column.shapes is None and not spec.fits(framework.shape(column.data)[1:], framework.dtype(column.data)):
+            column.field = replace(column.field, type=plain_tensor_type(framework.name))
+    elif isinstance(column, RaggedColumn) and not column.field.spec.accepts(column.framework.dtype(column.flat)):
+        column.field = replace(column.field, type=plain_tensor_type(column.framework.name))
+    return column
+
+
+def with_fields(schema: Schema, columns: Iterable[Column]) -> Schema:
+    """Return the schema with the fields of columns."""
+    fields = tuple(column.field for column in columns)
+    same = len(fields) == len(schema.fields) and all(map(operator.is_, fields, schema.fields))
+    return schema if same else replace(schema, fields=fields)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire._lowlevel import is_safe
 from quire._lowlevel.pool import MIN_BYTES, MemoryPool
+from quire.tensors import get_framework
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,13 +35,10 @@ class Arena:
         return type(self), ()
 
     def take(self, column: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
-        """Gather rows of a tensor by position."""
-        torch = sys.modules["torch"]
-        rows = torch.from_numpy(indices)
-        if not is_plain(column):
-            return column.index_select(0, rows if column.is_cpu else rows.to(column.device))
-        out = self.empty((len(indices), *column.shape[1:]), column.dtype)
-        return column.index_select(0, rows) if out is None else torch.index_select(column, 0, rows, out=out)
+        """Gather rows of a tensor by position; the positions must be valid."""
+        framework = get_framework("torch")
+        out = self.empty((len(indices), *column.shape[1:]), column.dtype) if is_plain(column) else None
+        return framework.take(column, indices) if out is None else framework.take_into(column, indices, out)  # type: ignore[no-any-return]
 
     def stack(self, rows: list[Any]) -> torch.Tensor | None:
         """Stack tensors of one shape and dtype; None for other values, for which stacking them raises the error."""
@@ -48,7 +46,8 @@ class Arena:
         if set(map(type, rows)) != {torch.Tensor} or len({row.dtype for row in rows}) > 1 or not is_plain(rows[0]):
             return None
         try:
-            return torch.stack(rows, out=self.empty((len(rows), *rows[0].shape), rows[0].dtype))  # type: ignore[no-any-return]
+            out = self.empty((len(rows), *rows[0].shape), rows[0].dtype)
+            return get_framework("torch").stack_into(rows, out)  # type: ignore[no-any-return]
         except RuntimeError:  # several shapes, several devices, or a gradient
             return None
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +22,10 @@ from quire.columns import (
     collect_extra_states,
     gather,
     have_own_attributes,
+    relax_field,
     stack_values,
     validity_of,
+    with_fields,
 )
 from quire.data._arena import Arena
 from quire.errors import ColumnError
@@ -45,7 +46,7 @@ def infer_column(
         return DocumentColumn(inferred, stack_inferred(schema, values, options, path, describe_row))
     if inferred.kind is FieldKind.DOCUMENTS and not inferred.recursive:
         return _stack_arrays(inferred, values, options, path, describe_row)
-    return _relax_field(stack_values(inferred, _unify_numbers(inferred, values), options, path))
+    return relax_field(stack_values(inferred, _unify_numbers(inferred, values), options, path))
 
 
 def stack_tensors(field: Field, values: list[Any], arena: Arena) -> Column | None:
@@ -54,7 +55,7 @@ def stack_tensors(field: Field, values: list[Any], arena: Arena) -> Column | Non
     if framework is None or framework.name != "torch" or field.type.framework not in (None, framework):
         return None
     data = arena.stack(values)
-    return None if data is None else _relax_field(TensorColumn(field, data, framework))
+    return None if data is None else relax_field(TensorColumn(field, data, framework))
 
 
 def _stack_arrays(
@@ -81,21 +82,6 @@ def _unify_numbers(field: Field, values: list[Any]) -> list[Any]:
     return [float(value) if field.type is float and type(value) is int else value for value in plain]
 
 
-def _relax_field(column: Column) -> Column:
-    """Remove the shape and dtype from the field of a tensor column that does not have them."""
-    if (
-        not isinstance(column, TensorColumn)
-        or isinstance(column, ScalarColumn)
-        or column.field.kind is not FieldKind.TENSOR
-    ):
-        return column
-    framework, spec = column.framework, column.field.spec
-    # A batch of another shape or dtype is fine, but its schema must not claim the declared ones.
-    if column.shapes is None and not spec.fits(framework.shape(column.data)[1:], framework.dtype(column.data)):
-        column.field = replace(column.field, type=plain_tensor_type(framework.name))
-    return column
-
-
 def stack_inferred(
     schema: Schema, documents: list[Any], options: StackOptions, path: str, describe_row: DescribeRow
 ) -> Columns:
@@ -112,13 +98,6 @@ def stack_inferred(
         columns[field.name] = infer_column(field, values, options, f"{path}.{field.name}", describe_row)
     extra_states = collect_extra_states(schema, documents)
     return Columns(with_fields(schema, columns.values()), columns, len(rows), validity, extra_states)
-
-
-def with_fields(schema: Schema, columns: Iterable[Column]) -> Schema:
-    """Return the schema with the fields of columns."""
-    fields = tuple(column.field for column in columns)
-    same = len(fields) == len(schema.fields) and all(map(operator.is_, fields, schema.fields))
-    return schema if same else replace(schema, fields=fields)
 
 
 def infer_field(field: Field, values: list[Any], path: str, describe_row: DescribeRow) -> Field:
@@ -211,4 +190,4 @@ def _wrap_tensor(field: Field, framework: Any, data: Any, validity: Validity) ->
     same = field.kind is FieldKind.TENSOR and field.type.framework in (None, framework)
     tensor_type = plain_tensor_type(framework.name)
     tensor = field if same else Field(field.name, FieldKind.TENSOR, tensor_type, nullable=missing)
-    return _relax_field(TensorColumn(tensor, data, framework, validity))
+    return relax_field(TensorColumn(tensor, data, framework, validity))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from quire.array import DocumentBatch, find_column
+from quire.array import DocumentBatch, find_column, register_pytree
 from quire.columns import (
     Columns,
     ShapePolicy,
@@ -192,6 +192,7 @@ class MissingPolicy:
 
     def mark(self, batch: DocumentBatch[DocT]) -> DocumentBatch[DocT]:
         """Guard a batch, so that reading a column with missing values raises, unless they are masked."""
+        register_pytree(type(batch))
         return batch if self.mode == "mask" else batch._guard_missing()
 
 

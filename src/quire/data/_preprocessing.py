@@ -22,11 +22,12 @@ from quire.columns import (
     ShapePolicy,
     StackOptions,
     TensorColumn,
+    with_fields,
     wrap_rows,
 )
 from quire.data._arena import Arena
 from quire.data._column_store import convert_column, convert_columns, has_ragged, unify_column, unify_shapes
-from quire.data._infer_column import infer_batched_column, infer_column, stack_tensors, with_fields
+from quire.data._infer_column import infer_batched_column, infer_column, stack_tensors
 from quire.errors import ColumnError, FunctionError, MissingValueError, PathError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.tensors import TensorType

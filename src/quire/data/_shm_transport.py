@@ -20,7 +20,7 @@ from quire._lowlevel.pool import MIN_BYTES
 from quire._lowlevel.shared import LostPieceError, PieceId, SharedPool, WorkerPiece, can_share, open_piece
 from quire.data._arena import Arena, is_plain
 from quire.errors import FunctionError
-from quire.tensors import Framework
+from quire.tensors import Framework, get_framework
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,10 @@ class SharedArena(Arena):
         if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return tensor
         if tensor.nbytes < MIN_BYTES:
-            return InlineTensor(tensor.contiguous())
+            if not tensor.is_contiguous():
+                torch = sys.modules["torch"]
+                tensor = get_framework("torch").copy_into(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+            return InlineTensor(tensor)
         piece = self._find_piece(tensor)
         if piece is None or piece.was_sent:
             # The tensor is in other memory, or shares its piece with a tensor that was sent before. The trainer gives
@@ -71,7 +74,7 @@ class SharedArena(Arena):
             room = self.empty(tuple(tensor.shape), tensor.dtype)
             if room is None:
                 return tensor
-            tensor = room.copy_(tensor)
+            tensor = get_framework("torch").copy_into(tensor, room)
             piece = self._find_piece(tensor)
         return tensor if piece is None else SharedTensor(piece, tensor)
 

@@ -101,9 +101,28 @@ class Framework(ABC):
         array[rows] = value
         return self.from_numpy(array)
 
-    def take_shared(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
-        """Copy rows by position, into shared memory where the framework supports it."""
-        return self.take(column, indices)
+    def take_into(self, column: Tensor, indices: NDArray[np.int64], out: Tensor) -> Tensor:
+        """Copy rows by position into a tensor of their shape and dtype, and return it.
+
+        The positions must be valid: others copy some other row.
+        """
+        raise TensorError(f"{self.name} copies no rows into other tensors here.")
+
+    def stack_into(self, values: Sequence[Any], out: Tensor) -> Tensor:
+        """Stack tensors of one shape and dtype into a tensor, and return it; into a new one if it is None."""
+        raise TensorError(f"{self.name} stacks no tensors into others here.")
+
+    def copy_into(self, value: Tensor, out: Tensor) -> Tensor:
+        """Copy a tensor into another one of its shape and dtype, and return that one."""
+        raise TensorError(f"{self.name} copies no tensors into others here.")
+
+    def from_mask(self, mask: NDArray[np.bool_]) -> Tensor:
+        """Return a copy of a mask as a tensor."""
+        return self.from_numpy(mask.copy())
+
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        """Return the tensor in another floating dtype, rounded to its precision."""
+        return self.from_numpy(self.to_numpy(value).astype(common_dtype(dtype)))
 
     def unwrap(self, value: Tensor) -> Tensor:
         """Return the framework's own object of quire's wrapper; other values are unchanged."""

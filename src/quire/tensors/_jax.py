@@ -78,6 +78,9 @@ class JaxFramework(Framework):
     def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return jax.device_put(value, jax.devices(device)[0] if isinstance(device, str) else device)
 
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return value.astype(self.native_dtype(dtype))
+
     def unstack(self, column: Tensor) -> list[Any]:
         return list(column)
 

@@ -84,6 +84,9 @@ class PaddleFramework(Framework):
             return False
         return arrays_equal(self.to_numpy(a), self.to_numpy(b))
 
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return value.astype(dtype)
+
     def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return value.to(device, blocking=not non_blocking)
 

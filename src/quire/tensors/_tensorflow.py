@@ -106,6 +106,9 @@ class TensorFlowFramework(Framework):
             return all(arrays_equal(x.numpy(), y.numpy()) for x, y in parts)
         return a.device == b.device and arrays_equal(self.to_numpy(a), self.to_numpy(b))
 
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return tf.cast(value, self.native_dtype(dtype))
+
     def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         with tf.device(device):
             return tf.identity(value)

@@ -1,4 +1,11 @@
-"""torch tensors, dense and sparse (COO, CSR, CSC)."""
+"""torch tensors, dense and sparse (COO, CSR, CSC).
+
+torch spreads a copy, cast or gather of more than 32,768 elements over its OpenMP threads. If other processes keep the
+cores busy, the threads of such a region wait for each other, and copying the rows of a batch takes many times as long
+as on one thread. So the copies of the data path (`take`, `take_into`, `copy_into`, `fill_rows`, `zeros`, `pad`) are
+made by numpy, which has no threads, on the memory of the tensors. So are those of `stack` and `concat`, for which torch
+uses its threads if a single tensor is that large.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +28,9 @@ if TYPE_CHECKING:
 
 _CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """Types that numpy and torch share, by item size: bfloat16 and float8 are viewed as these between the two."""
+
+_SERIAL_SIZE = 32_768
+"""The number of elements up to which torch itself uses one thread."""
 
 _LAYOUTS = {
     torch.strided: "dense",
@@ -105,29 +115,75 @@ class TorchFramework(Framework):
     def stack(self, values: Sequence[Any]) -> Tensor:
         # A worker process of a DataLoader sends the batch through shared memory, so it is stacked there at once.
         if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
-            return torch.stack(values)  # type: ignore[arg-type]
-        shape = (len(values), *values[0].shape)
-        return torch.stack(values, out=_empty_shared(shape, values[0].dtype))  # type: ignore[arg-type]
+            return self.stack_into(values, None)
+        return self.stack_into(values, _empty_shared((len(values), *values[0].shape), values[0].dtype))
+
+    def stack_into(self, values: Sequence[Any], out: Tensor) -> Tensor:
+        if values[0].numel() > _SERIAL_SIZE and len({(value.shape, value.dtype) for value in values}) == 1:
+            arrays = [_view_memory(value) for value in values]
+            target = None if out is None else _view_memory(out)
+            if all(array is not None for array in arrays):
+                stacked = np.stack(arrays, out=target)  # type: ignore[arg-type]
+                return _wrap_memory(stacked, values[0].dtype) if out is None else out
+        return torch.stack(values, out=out)  # type: ignore[arg-type]
 
     def concat(self, columns: Sequence[Any]) -> Tensor:
+        if any(column.numel() > _SERIAL_SIZE for column in columns) and len({column.dtype for column in columns}) == 1:
+            arrays = [_view_memory(column) for column in columns]
+            if all(array is not None for array in arrays) and len({column.shape[1:] for column in columns}) == 1:
+                return _wrap_memory(np.concatenate(arrays), columns[0].dtype)  # type: ignore[arg-type]
         return torch.cat(columns)  # type: ignore[arg-type]
 
+    def reshape(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if value.numel() > _SERIAL_SIZE and not value.is_contiguous():
+            array = _view_memory(value)
+            if array is not None:
+                return _wrap_memory(array.reshape(shape), value.dtype)
+        return value.reshape(shape)
+
     def take(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
-        positions = torch.from_numpy(indices)
-        return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
+        source = _view_memory(column)
+        if source is None:
+            positions = torch.from_numpy(indices)
+            return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
+        # `take` would copy the whole of a source that is not contiguous.
+        rows = source.take(indices, axis=0) if source.flags.c_contiguous else source[indices]
+        return _wrap_memory(rows, column.dtype)
+
+    def take_into(self, column: Tensor, indices: NDArray[np.int64], out: Tensor) -> Tensor:
+        source, target = _view_memory(column), _view_memory(out)
+        if source is None or target is None:
+            return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
+        if source.flags.c_contiguous:
+            # With any other mode, numpy would copy the rows twice: first into a buffer, for the case of a wrong index.
+            source.take(indices, axis=0, out=target, mode="clip")
+        else:
+            target[:] = source[indices]
+        return out
+
+    def copy_into(self, value: Tensor, out: Tensor) -> Tensor:
+        source, target = _view_memory(value), _view_memory(out)
+        if source is None or target is None:
+            return out.copy_(value)
+        np.copyto(target, source)
+        return out
 
     def fill_rows(self, column: Tensor, rows: NDArray[np.bool_], value: NDArray[Any]) -> Tensor:
-        filled = column.clone()
-        marked, filler = torch.from_numpy(rows), self.from_numpy(np.array(value))
-        filled[marked.to(column.device)] = filler.to(column.device)
-        return filled
-
-    def take_shared(self, column: Tensor, indices: NDArray[np.int64]) -> Tensor:
-        out = _empty_shared((len(indices), *column.shape[1:]), column.dtype)
-        return torch.index_select(column, 0, torch.from_numpy(indices), out=out)
+        source = _view_memory(column)
+        if source is None:
+            filled = column.clone()
+            marked, filler = torch.from_numpy(rows), self.from_numpy(np.array(value))
+            filled[marked.to(column.device)] = filler.to(column.device)
+            return filled
+        array = source.copy()
+        array[rows] = np.asarray(value).view(array.dtype)
+        return _wrap_memory(array, column.dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Tensor = None) -> Tensor:
-        return torch.zeros(shape, dtype=self.native_dtype(dtype), device=None if like is None else like.device)
+        native, size = self.native_dtype(dtype), math.prod(shape)
+        if size <= _SERIAL_SIZE or (like is not None and not like.is_cpu):
+            return torch.zeros(shape, dtype=native, device=None if like is None else like.device)
+        return torch.from_numpy(np.zeros(size * native.itemsize, np.uint8)).view(native).view(shape)
 
     def pin(self, value: Tensor) -> Tensor:
         if hasattr(torch, "accelerator"):
@@ -152,13 +208,24 @@ class TorchFramework(Framework):
     def to_device(self, value: Tensor, device: object, *, non_blocking: bool = False) -> Tensor:
         return value.to(device, non_blocking=non_blocking)
 
+    def from_mask(self, mask: NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(mask.copy())  # torch.compile traces this
+
+    def cast(self, value: Tensor, dtype: str) -> Tensor:
+        return value.to(self.native_dtype(dtype))
+
     def unstack(self, column: Tensor) -> list[Any]:
         return list(column.unbind(0))
 
     def pad(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-        padded = value.new_zeros(shape)
-        padded[tuple(slice(size) for size in value.shape)] = value
-        return padded
+        source, inside = _view_memory(value), tuple(slice(size) for size in value.shape)
+        if source is None:
+            padded = value.new_zeros(shape)
+            padded[inside] = value
+            return padded
+        array = np.zeros(shape, source.dtype)
+        array[inside] = source
+        return _wrap_memory(array, value.dtype)
 
     def copy(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
         if value.is_leaf and value.layout in (torch.strided, torch.sparse_coo, torch.jagged):
@@ -171,9 +238,7 @@ class TorchFramework(Framework):
         return address
 
     def copy_alone(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
-        if not _is_view(value):
-            return self.copy(value, memo)
-        return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
+        return memo.setdefault(id(value), _clone(value)) if _is_view(value) else self.copy(value, memo)
 
     def to_pickle(self, value: Tensor, memo: dict[Any, Any], *, alone: bool) -> Any:
         if not isinstance(value, torch.Tensor):  # a stand-in already, also one of the workers of a DataLoader
@@ -201,6 +266,35 @@ def _is_plain(value: Tensor) -> bool:
     return plain and not value.is_nested and not value.is_meta
 
 
+def _view_memory(value: torch.Tensor) -> NDArray[Any] | None:
+    """Return an array on the memory of a tensor, for copies; None if it needs torch: another device, a gradient.
+
+    Types that numpy lacks are viewed as integers of the same size.
+    """
+    if type(value) is not torch.Tensor:
+        return None
+    try:
+        array: NDArray[Any] = (
+            value.view(_CARRIERS[value.dtype.itemsize][0]) if _numpy_lacks(value.dtype) else value
+        ).numpy()
+    except (RuntimeError, TypeError):  # a device, a gradient, a layout, complex32, quantized, conjugated, inside vmap
+        return None
+    return array
+
+
+def _wrap_memory(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of a dtype on the memory of an array that `_view_memory` returned, or of a copy of one."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(dtype) if _numpy_lacks(dtype) else tensor
+
+
+def _clone(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy outside of the gradient graph, which requires a gradient if the tensor does."""
+    array = _view_memory(value.detach())
+    copied = value.detach().clone() if array is None else _wrap_memory(array.copy(order="K"), value.dtype)
+    return copied.requires_grad_(value.requires_grad)
+
+
 def _empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Create a tensor in shared memory, which a worker process of a DataLoader passes on without a copy."""
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
@@ -225,7 +319,7 @@ class _StandIn:
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         tensor = self.tensor
         if self.is_cut:
-            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            tensor = _clone(tensor)
         if not _is_pickled_untyped(tensor.dtype):
             return _identity, (tensor,)
         function, arguments, *rest = tensor.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
