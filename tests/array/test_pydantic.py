@@ -62,8 +62,8 @@ SOURCES: list[Any] = [
 
 @pytest.mark.parametrize("source", [*SOURCES, "generator"], ids=lambda source: type(source).__name__)
 def test_array_field_accepts_iterables(source: Any) -> None:
-    given = (Author(name=name) for name in ["Ada"]) if source == "generator" else source
-    book = Book(authors=given)
+    authors = (Author(name=name) for name in ["Ada"]) if source == "generator" else source
+    book = Book(authors=authors)
     assert type(book.authors) is DocumentArray[Author]
     assert book.authors.name == ["Ada"]
 

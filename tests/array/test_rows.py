@@ -40,10 +40,10 @@ slices = st.builds(slice, *[st.none() | st.integers(-7, 7)] * 2, st.sampled_from
 def outcome(action: Callable[[], Any]) -> Any:
     """Return the result of an action, or the builtin error that it raises."""
     try:
-        given = action()
+        result = action()
     except (IndexError, ValueError) as error:
         return IndexError if isinstance(error, IndexError) else ValueError
-    return list(given) if isinstance(given, (list, DocumentArray)) else given
+    return list(result) if isinstance(result, (list, DocumentArray)) else result
 
 
 class ListMachine(RuleBasedStateMachine):

@@ -71,11 +71,11 @@ def students(number: int = 10) -> DocumentArray[Student]:
 
 def incomplete_students(number: int = 10) -> DocumentArray[Student]:
     """Students of whom every second has no grade, and two of three have no spare thesis."""
-    made = students(number)
-    for i, document in enumerate(made):
+    documents = students(number)
+    for i, document in enumerate(documents):
         document.grade = None if i % 2 else document.grade
         document.spare = None if i % 3 else document.spare
-    return made
+    return documents
 
 
 # --- functions that workers run

@@ -39,12 +39,12 @@ class Picture(BaseDocument):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("bench")
-    (made / "school.py").write_text(SCHOOL)
+    path = tmp_path_factory.mktemp("bench")
+    (path / "school.py").write_text(SCHOOL)
     rows = [Picture(image=np.full((4, 4), i, np.uint8), label=i) for i in range(100)]
-    write_dataset(rows, made / "pictures")
-    write_dataset([], made / "empty", Picture)
-    return made
+    write_dataset(rows, path / "pictures")
+    write_dataset([], path / "empty", Picture)
+    return path
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,11 +76,11 @@ def test_bench_read_prints_json(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["bench-read", "pictures", "--seconds", "0.2", "--batch-size", "10", "--json", *more]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["rows"] == 10 * found["batches"] > 0
-    assert found["rows_per_second"] == pytest.approx(found["rows"] / found["seconds"])
-    assert found["mb_per_second"] == pytest.approx(found["bytes"] / 1e6 / found["seconds"])
-    assert min(found["cpu_seconds"], found["first_batch_seconds"], found["peak_memory_mb"]) > 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["rows"] == 10 * numbers["batches"] > 0
+    assert numbers["rows_per_second"] == pytest.approx(numbers["rows"] / numbers["seconds"])
+    assert numbers["mb_per_second"] == pytest.approx(numbers["bytes"] / 1e6 / numbers["seconds"])
+    assert min(numbers["cpu_seconds"], numbers["first_batch_seconds"], numbers["peak_memory_mb"]) > 0
 
 
 def test_bench_read_counts_bytes_of_selected_columns(folder: Path) -> None:
@@ -111,10 +111,10 @@ def test_bench_read_rejects_wrong_calls_with_exit_codes(
 ) -> None:
     monkeypatch.chdir(folder)
     try:
-        found = main(["bench-read", *arguments])
+        exit_code = main(["bench-read", *arguments])
     except SystemExit as ended:
-        found = ended.code  # type: ignore[assignment]
-    assert found == code
+        exit_code = ended.code  # type: ignore[assignment]
+    assert exit_code == code
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.search(message, captured.err), captured.err

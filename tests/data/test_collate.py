@@ -28,10 +28,10 @@ def test_collate_returns_a_batch_unchanged() -> None:
 
 
 def test_collate_stacks_documents() -> None:
-    made = students(4)
-    dataset = Students(made)
+    docs = students(4)
+    dataset = Students(docs)
     for collate in (Students.collate_fn, dataset.collate_fn, MultiModalDataset.collate_fn):
-        for documents in (made, list(made), list(dataset)):
+        for documents in (docs, list(docs), list(dataset)):
             batch = collate(documents)
             assert type(batch) is DocumentBatch[Student]
             assert batch.identical(dataset.__getitems__(range(4)))
@@ -95,10 +95,10 @@ def test_collate_pickles_without_the_documents() -> None:
 
 
 def test_collate_in_another_process() -> None:
-    made = students(3)
+    docs = students(3)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        batch = pool.apply(Students.collate_fn, (list(made),))
-    assert batch.identical(Students.collate_fn(made))
+        batch = pool.apply(Students.collate_fn, (list(docs),))
+    assert batch.identical(Students.collate_fn(docs))
 
 
 # --- laws
@@ -113,34 +113,34 @@ def same_documents(batch: Any, documents: DocumentArray[Any]) -> bool:
 @given(st.data())
 def test_batches_are_the_documents_stacked(data: st.DataObject) -> None:
     """For every kind of field, any choice of rows, any framework."""
-    made = DocumentArray[Tree](data.draw(st.lists(trees(rank=1), max_size=4)))
-    rows = data.draw(orders(len(made)))
+    docs = DocumentArray[Tree](data.draw(st.lists(trees(rank=1), max_size=4)))
+    rows = data.draw(orders(len(docs)))
     framework = data.draw(st.sampled_from(["torch", "numpy"]))
-    dataset = MultiModalDataset[Tree](made, framework=framework, shapes="ragged", missing="mask", allow_empty=True)
+    dataset = MultiModalDataset[Tree](docs, framework=framework, shapes="ragged", missing="mask", allow_empty=True)
     batch = dataset.__getitems__(rows)
-    assert same_documents(batch, made[rows])
-    assert same_documents(pickle.loads(pickle.dumps(dataset)).__getitems__(rows), made[rows])
+    assert same_documents(batch, docs[rows])
+    assert same_documents(pickle.loads(pickle.dumps(dataset)).__getitems__(rows), docs[rows])
     if framework == "numpy":
-        assert [document.identical(made[i]) for i, document in enumerate(dataset)] == [True] * len(made)
+        assert [document.identical(docs[i]) for i, document in enumerate(dataset)] == [True] * len(docs)
 
 
 @laws
 @given(st.lists(trees(rank=1), max_size=3))
-def test_functions_that_change_nothing_change_nothing(made: list[Tree]) -> None:
-    documents = DocumentArray[Tree](made)
+def test_functions_that_change_nothing_change_nothing(docs: list[Tree]) -> None:
+    documents = DocumentArray[Tree](docs)
     steps = {"branch.leaf.text": str, "branches": lambda branches: branches, "": lambda document: document}
     dataset = MultiModalDataset[Tree](documents, steps, shapes="ragged", missing="mask", allow_empty=True)
-    batch = dataset.__getitems__(range(len(made)))
+    batch = dataset.__getitems__(range(len(docs)))
     assert same_documents(batch, documents)
 
 
 @laws
 @given(st.lists(nodes(), max_size=3))
-def test_recursive_documents_are_unchanged(made: list[Node]) -> None:
-    documents = DocumentArray[Node](made)
+def test_recursive_documents_are_unchanged(docs: list[Node]) -> None:
+    documents = DocumentArray[Node](docs)
     steps = {"children.name": lambda _: None, "parent.name": str}
     dataset = MultiModalDataset[Node](documents, steps, allow_empty=True)
-    assert same_documents(dataset.__getitems__(range(len(made))), documents)
+    assert same_documents(dataset.__getitems__(range(len(docs))), documents)
     assert same_documents(MultiModalDataset[Node].collate_fn(documents), documents)
 
 

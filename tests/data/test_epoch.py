@@ -105,14 +105,14 @@ def test_runs_contain_the_rows_of_their_positions(
 def test_rows_equal_golden_values() -> None:
     """A state that was stored is resumed by another version of quire. These never change."""
     spread, far = np.arange(0, 1_001, 125), np.array([0, 1, 10**6, 10**12 - 1])
-    made = {
+    orders = {
         shuffle: (
             RowOrder(1_001, 7, shuffle, 8, 16).rows(3, spread).tolist(),
             RowOrder(10**12, 7, shuffle, 64, 1_024).rows(3, far).tolist(),
         )
         for shuffle in ("global", "block")
     }
-    assert made == {
+    assert orders == {
         "global": (
             [960, 593, 665, 577, 157, 292, 594, 495, 69],
             [273683258996, 458080605486, 934834738100, 529703898447],
@@ -254,9 +254,9 @@ def test_keep_makes_batches_that_differ_by_at_most_one_row(size: int, batch: int
 
 def test_padding_is_taken_from_the_beginning_and_masked() -> None:
     shares = ranks(RowOrder(3, shuffle=False), 0, 2, 4, "pad")
-    made = [share.rows(0) for share in shares]
-    assert [rows.tolist() for rows, _ in made] == [[0, 1, 2, 0], [1, 2, 0, 1]]
-    assert [mask.tolist() for _, mask in made if mask is not None] == [[True, True, True, False], [False] * 4]
+    results = [share.rows(0) for share in shares]
+    assert [rows.tolist() for rows, _ in results] == [[0, 1, 2, 0], [1, 2, 0, 1]]
+    assert [mask.tolist() for _, mask in results if mask is not None] == [[True, True, True, False], [False] * 4]
 
 
 def test_full_batches_have_a_mask_with_pad() -> None:

@@ -104,8 +104,8 @@ def test_permute_equals_golden_values() -> None:
         10**12: [219230782218, 879356149567, 838009058294, 786399209856],
         10**13: [3981519157433, 6097562146938, 271098692801, 8122089105100],
     }
-    made = {size: permute(size, 42, numbers(0, 1, size // 3, size - 1) % size).tolist() for size in golden}
-    assert made == golden
+    result = {size: permute(size, 42, numbers(0, 1, size // 3, size - 1) % size).tolist() for size in golden}
+    assert result == golden
     assert derive_key(1, 2, 3) == 7702586659592502839
 
 
@@ -181,6 +181,6 @@ def test_permutation_has_no_autocorrelation(size: int) -> None:
 
 
 def test_derived_keys_differ() -> None:
-    made = {derive_key(*parts) for parts in permutations(range(12), 3)}
-    assert len(made) == 12 * 11 * 10
+    derived_keys = {derive_key(*parts) for parts in permutations(range(12), 3)}
+    assert len(derived_keys) == 12 * 11 * 10
     assert derive_key(1, 2) != derive_key(2, 1) != derive_key(2, 1, 0)

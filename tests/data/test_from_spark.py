@@ -170,8 +170,8 @@ def test_make_tf_dataset_yields_rows(converter: Any) -> None:
     with converter.make_tf_dataset(
         8, num_epochs=2, columns=["number", "vector"], features="vector", labels="number"
     ) as ds:
-        found = [number for _, labels in ds for number in labels.numpy().tolist()]
-    assert sorted(found) == sorted([*range(ROWS)] * 2)
+        labels_read = [number for _, labels in ds for number in labels.numpy().tolist()]
+    assert sorted(labels_read) == sorted([*range(ROWS)] * 2)
     with converter.make_tf_dataset(8, num_epochs=None, columns=["number"], features="number") as ds:
         assert len(list(ds.take(20))) == 20
 
@@ -194,11 +194,11 @@ def test_class_selects_its_columns(frame: Any, cache: Path) -> None:
         vector: NdArray[float32, 3]
         label: int = 7
 
-    made = from_spark(frame, Point, cache=cache, dtype="float32")
-    batch = made.dataset(ROWS, shuffle=False)[[0, 1]]
+    point_converter = from_spark(frame, Point, cache=cache, dtype="float32")
+    batch = point_converter.dataset(ROWS, shuffle=False)[[0, 1]]
     assert batch.document_type is Point
     assert batch.label.tolist() == [7, 7]
-    made.delete()
+    point_converter.delete()
 
     class Missing(Point):
         weigth: float

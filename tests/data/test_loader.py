@@ -176,9 +176,9 @@ def test_distributed_sampler_divides_the_rows() -> None:
     for rank in range(2):
         sampler = DistributedSampler(ds, num_replicas=2, rank=rank, shuffle=True, seed=3)
         sampler.set_epoch(1)
-        found = list(loader(ds, sampler=sampler))
-        assert [len(batch) for batch in found] == [4, 1]
-        seen += flatten(ages(found))
+        results = list(loader(ds, sampler=sampler))
+        assert [len(batch) for batch in results] == [4, 1]
+        seen += flatten(ages(results))
     assert sorted(seen) == list(range(10))
 
 
@@ -186,9 +186,9 @@ def test_subsets_and_splits_yield_their_rows() -> None:
     ds = dataset()
     assert ages(loader(Subset(ds, [7, 1, 1]))) == [[7, 1, 1]]
     parts = random_split(ds, [0.7, 0.3], generator=torch.Generator().manual_seed(1))
-    found = [flatten(ages(loader(part, num_workers=1))) for part in parts]
-    assert [len(part) for part in found] == [7, 3]
-    assert sorted(flatten(found)) == list(range(10))
+    results = [flatten(ages(loader(part, num_workers=1))) for part in parts]
+    assert [len(part) for part in results] == [7, 3]
+    assert sorted(flatten(results)) == list(range(10))
     assert ages(loader(Subset(ds[2:], [0, 1]))) == [[2, 3]]
 
 

@@ -44,9 +44,9 @@ class LabelOnly(BaseDocument):
 
 def rows(count: int = 6, **fields: Any) -> DocumentArray[Row]:
     """Rows with a label each; other fields are functions of the number of the row."""
-    made = {"label": lambda i: i + 1, **fields}
+    functions = {"label": lambda i: i + 1, **fields}
     return DocumentArray[Row](
-        Row(id=f"id{i}", **{name: value(i) for name, value in made.items()}) for i in range(count)
+        Row(id=f"id{i}", **{name: value(i) for name, value in functions.items()}) for i in range(count)
     )
 
 
@@ -357,17 +357,17 @@ def _documents(document_type: Any) -> st.SearchStrategy[Any]:
     def values(name: str, field: Any) -> st.SearchStrategy[Any]:
         kind = name.partition("_")[2]
         if kind in _LEAVES:
-            found = _LEAVES[kind][1]
+            strategy = _LEAVES[kind][1]
         elif kind == "text":
-            found = st.just(Text(text="a"))
+            strategy = st.just(Text(text="a"))
         else:
             schema = document_type.document_schema().by_name[name]
-            found = _documents(schema.document_type)
-            found = st.lists(found, max_size=3) if kind == "documents" else found
-        return found if field.is_required() else st.none() | found
+            strategy = _documents(schema.document_type)
+            strategy = st.lists(strategy, max_size=3) if kind == "documents" else strategy
+        return strategy if field.is_required() else st.none() | strategy
 
     fields = {name: values(name, field) for name, field in document_type.model_fields.items() if name != "id"}
-    return st.fixed_dictionaries(fields).map(lambda given: document_type(**given))
+    return st.fixed_dictionaries(fields).map(lambda row: document_type(**row))
 
 
 def leaves(batch: Any, path: str = "") -> Any:

@@ -171,8 +171,8 @@ def test_functions_that_touch_a_field_move_the_check_to_the_batch(folder: Path) 
 def test_missing_rows_that_a_filter_excludes_do_not_raise(tmp_path: Path, format: str) -> None:  # noqa: A002
     documents = [row(i, label=None if i in (3, 17) else i + 1) for i in range(30)]
     source = write_rows(tmp_path / "d", documents, format)
-    found = [n for batch in stream_rows(source, where={"label": {"$gte": 1}}) for n in batch.label.tolist()]
-    assert sorted(found) == [i + 1 for i in range(30) if i not in (3, 17)]
+    results = [n for batch in stream_rows(source, where={"label": {"$gte": 1}}) for n in batch.label.tolist()]
+    assert sorted(results) == [i + 1 for i in range(30) if i not in (3, 17)]
     assert {batch.label for batch in stream_rows(source, where={"number": {"$in": [3, 17]}})} == {None}
     with pytest.raises(MissingValueError, match=r"Row\.label: (row|document) 2"):
         list(stream_rows(source, where={"number": {"$in": [1, 2, 3, 4]}}, shuffle=False))

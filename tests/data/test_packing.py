@@ -398,14 +398,14 @@ def test_interrupted_training_takes_the_tokens_of_each_epoch_in_order(source: An
 
 
 def test_order_of_tokens_never_changes() -> None:
-    found = {}
+    results = {}
     for shuffle in ("block", "global"):
         order = RowOrder(len(LENGTHS), 7, shuffle, 3, 4)  # type: ignore[arg-type]
         plan = TokenPlan(_Lengths(LENGTHS), order, 100)  # type: ignore[arg-type]
         share = PackSlice(RowOrder(sum(LENGTHS), shuffle=False), 1, 0, 0, 1, 3, "keep", length=100, plan=plan)
         [part] = share.parts([0])
-        found[shuffle] = [part.rows.tolist(), part.starts.tolist(), part.sizes.tolist()]
-    assert found == {
+        results[shuffle] = [part.rows.tolist(), part.starts.tolist(), part.sizes.tolist()]
+    assert results == {
         "block": [
             [2, 9, 18, 15, 15, 10, 20, 20, 11, 0, 19, 24, 5, 7, 26],
             [0, 0, 0, 0, 7, 0, 0, 74, 0, 0, 0, 0, 0, 0, 0],

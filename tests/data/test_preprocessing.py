@@ -143,12 +143,12 @@ def test_tensors_of_another_framework_are_changed_in_place() -> None:
 def test_falsy_results_are_used(path: str, result: Any, expected: Any, kind_name: str) -> None:
     documents = DocumentArray[Student](student(i, spare=Thesis(title="x")) for i in range(4))
     batch = prepared({path: lambda _: result}, documents)
-    found = batch[path]
+    results = batch[path]
     if isinstance(expected, list):
-        assert found == expected
+        assert results == expected
     else:
-        assert torch.equal(found, expected)
-        assert found.dtype == expected.dtype
+        assert torch.equal(results, expected)
+        assert results.dtype == expected.dtype
     assert kind(batch, path).startswith(kind_name)
 
 
@@ -440,8 +440,8 @@ def test_dataset_needs_a_document_class() -> None:
 
 def test_dataset_accepts_arrays_lists_iterators_and_batches() -> None:
     expected = MultiModalDataset[Student](students(3)).__getitems__([0, 1, 2])
-    for given in (list(students(3)), (document for document in students(3)), students(3).stack()):
-        assert MultiModalDataset[Student](given).__getitems__([0, 1, 2]) == expected
+    for source in (list(students(3)), (document for document in students(3)), students(3).stack()):
+        assert MultiModalDataset[Student](source).__getitems__([0, 1, 2]) == expected
 
 
 def test_empty_dataset_is_rejected_unless_allowed() -> None:
@@ -463,7 +463,7 @@ def test_dataset_can_be_subclassed() -> None:
     assert repr(MultiModalDataset[Student](students(2))) == "<MultiModalDataset[Student] of 2>"
 
 
-@pytest.mark.parametrize("given", [len, [len], "name"], ids=["function", "list", "text"])
-def test_preprocessing_rejects_other_values_than_dicts(given: Any) -> None:
+@pytest.mark.parametrize("source", [len, [len], "name"], ids=["function", "list", "text"])
+def test_preprocessing_rejects_other_values_than_dicts(source: Any) -> None:
     with pytest.raises(SchemaError, match="give functions by the path or type of what they change"):
-        MultiModalDataset[Student](students(2), preprocessing=given)
+        MultiModalDataset[Student](students(2), preprocessing=source)

@@ -180,8 +180,8 @@ def test_sent_piece_is_reused_after_the_trainer_gives_it_back() -> None:
 
 
 def together(batch: Any) -> Any:
-    made = collate(batch)
-    return made, made[1:3], [made]
+    content = collate(batch)
+    return content, content[1:3], [content]
 
 
 def test_batches_that_share_memory_are_sent_together() -> None:
@@ -196,11 +196,11 @@ def tensor_alone(batch: Any) -> Any:
 
 
 def test_plain_tensors_are_sent_by_torch() -> None:
-    found = list(loader(dataset(), tensor_alone, num_workers=1))
-    assert [image[:, 0, 0, 0].tolist() for image in found] == [
+    results = list(loader(dataset(), tensor_alone, num_workers=1))
+    assert [image[:, 0, 0, 0].tolist() for image in results] == [
         [i + 1.0 for i in range(s, s + 4)] for s in range(0, 48, 4)
     ]
-    assert all(image.is_shared() for image in found)
+    assert all(image.is_shared() for image in results)
 
 
 def test_torch_sends_tensors_beyond_the_limit_of_pieces() -> None:

@@ -49,11 +49,11 @@ def test_every_row_comes_from_files_outside_the_page_cache(folder: Path, monkeyp
     cold(folder)
     dataset = StreamingDataset[Page](folder, batch_size=64, memory_bytes=8 << 20)
     assert 1 < ROWS / (dataset.order.block * dataset.order.window) < 10, "several windows"
-    found = list[int]()
+    row_numbers = list[int]()
     for batch in dataset:
-        found += batch.number.tolist()
+        row_numbers += batch.number.tolist()
         assert (batch.data == (batch.number % 251)[:, None]).all()
-    assert sorted(found) == list(range(ROWS))
+    assert sorted(row_numbers) == list(range(ROWS))
     sizes = sum(int(sizes.sum()) for _, sizes in asked)
     assert ROWS * WIDTH <= sizes < 1.2 * ROWS * WIDTH, "all that is there, and hardly anything twice"
 
@@ -84,6 +84,6 @@ def test_missing_shard_raises_when_its_rows_are_read(folder: Path, tmp_path: Pat
             os.link(path, target)
     dataset = StreamingDataset[Page](copy, batch_size=64, on_error="skip", seed=1)
     sorted(copy.glob("*.arrow"))[1].unlink()
-    found = [number for batch in dataset for number in batch.number.tolist()]
-    assert 0 < len(found) < ROWS
+    row_numbers = [number for batch in dataset for number in batch.number.tolist()]
+    assert 0 < len(row_numbers) < ROWS
     assert len(dataset.errors) == 1

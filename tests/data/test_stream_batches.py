@@ -312,12 +312,12 @@ def test_batches_unstack_to_documents(folder: Path) -> None:
 
 
 def test_options_accept_numpy_integers(folder: Path) -> None:
-    given = articles(folder, np.int64(5), seed=np.uint64(7), rank=np.int32(0), world_size=np.int16(2))
-    given.set_epoch(np.int64(3))
+    dataset = articles(folder, np.int64(5), seed=np.uint64(7), rank=np.int32(0), world_size=np.int16(2))
+    dataset.set_epoch(np.int64(3))
     plain = articles(folder, 5, seed=7, rank=0, world_size=2)
     plain.set_epoch(3)
-    assert [batch.number.tolist() for batch in given] == [batch.number.tolist() for batch in plain]
-    assert all(type(value) in (int, str) for value in given.state_dict().values())
+    assert [batch.number.tolist() for batch in dataset] == [batch.number.tolist() for batch in plain]
+    assert all(type(value) in (int, str) for value in dataset.state_dict().values())
 
 
 @pytest.mark.parametrize("name", ["batch_size", "seed", "rank", "world_size", "epochs"])

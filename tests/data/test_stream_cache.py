@@ -142,8 +142,8 @@ def test_many_processes_share_one_cache(folder: Path, tmp_path: Path, room: int)
     processes = [context.Process(target=_read, args=(folder, options, rank, results)) for rank in range(3)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=120) for _ in processes]
+    result = [results.get(timeout=120) for _ in processes]
     for process in processes:
         process.join()
     for epoch in range(2):
-        assert sorted(flatten([rank[epoch] for rank in found])) == list(range(ROWS))
+        assert sorted(flatten([rank[epoch] for rank in result])) == list(range(ROWS))

@@ -28,18 +28,18 @@ SHUFFLES: list[Any] = ["block", "global", False]
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[int, StoredDataset[Sample]]:
     """Datasets of these sizes, each with only its numbers read."""
-    made = {}
+    results = {}
     for rows in (0, 1, 7, 1000, 1001):
         folder = write_samples(tmp_path_factory.mktemp("rows") / str(rows), rows or 5, rows_in_shard=130)
-        made[rows] = StoredDataset[Sample](folder, ["number"], None if rows else {"number": {"$lt": 0}})
-    return made
+        results[rows] = StoredDataset[Sample](folder, ["number"], None if rows else {"number": {"$lt": 0}})
+    return results
 
 
-def check(found: list[list[Any]], rows: int, batch_size: int, last: str) -> None:
+def check(per_rank: list[list[Any]], rows: int, batch_size: int, last: str) -> None:
     """The batches of each rank hold what was declared."""
-    world_size = len(found)
-    assert len({len(batches) for batches in found}) == 1, "the same steps on every rank"
-    batches = flatten(found)
+    world_size = len(per_rank)
+    assert len({len(batches) for batches in per_rank}) == 1, "the same steps on every rank"
+    batches = flatten(per_rank)
     seen = flatten(numbers(batches))
     assert len(set(seen)) == len(seen), "no row twice"
     if last == "drop":
@@ -67,13 +67,13 @@ def grid(rows: int, turn: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("rows", [0, 1, 7, 1000, 1001])
 def test_every_row_comes_once(stored: Any, rows: int, last: str, shuffle: Any) -> None:
     for world, workers, batch_size in grid(rows, LASTS.index(last) + 3 * SHUFFLES.index(shuffle)):
-        found = []
+        results = []
         for rank in range(world):
             options = {"last": last, "shuffle": shuffle, "rank": rank, "world_size": world, "allow_empty": not rows}
             dataset = stream_samples(stored[rows], batch_size, **options)
-            found.append(collect_workers(dataset, workers))
-            assert len(found[-1]) == len(dataset)
-        check(found, rows, batch_size, last)
+            results.append(collect_workers(dataset, workers))
+            assert len(results[-1]) == len(dataset)
+        check(results, rows, batch_size, last)
 
 
 @settings(deadline=None, max_examples=40)

@@ -55,10 +55,10 @@ def test_passes_of_a_dataset_and_of_its_loader_are_one_epoch_each(source: Any) -
 
 def test_epochs_differ_and_the_same_seed_repeats_them(source: Any) -> None:
     first, second = stream_samples(source, seed=5), stream_samples(source, seed=5)
-    found = [flatten(numbers(first)) for _ in range(3)]
-    assert len(set(map(tuple, found))) == 3
-    assert [flatten(numbers(second)) for _ in range(3)] == found
-    assert flatten(numbers(stream_samples(source, seed=6))) not in found
+    results = [flatten(numbers(first)) for _ in range(3)]
+    assert len(set(map(tuple, results))) == 3
+    assert [flatten(numbers(second)) for _ in range(3)] == results
+    assert flatten(numbers(stream_samples(source, seed=6))) not in results
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -156,11 +156,11 @@ def test_set_epoch_keeps_the_position_of_a_resumed_epoch(source: Any) -> None:
     seen = [next(batches), next(batches)]
     resumed = stream_samples(source)
     resumed.load_state_dict(seen[-1].state)  # type: ignore[arg-type]
-    found = []
+    results = []
     for epoch in range(1, 3):
         resumed.set_epoch(epoch)
-        found.append(numbers(make_loader(resumed)))
-    assert found == [expected(source, 1)[2:], expected(source, 2)]
+        results.append(numbers(make_loader(resumed)))
+    assert results == [expected(source, 1)[2:], expected(source, 2)]
 
 
 # --- passes of several epochs
@@ -172,8 +172,8 @@ def test_pass_of_three_epochs_yields_all_of_them(source: Any, workers: int) -> N
     loader = make_loader(dataset, workers) if workers else dataset
     for turn in range(2):
         assert len(loader) == len(dataset) == 21
-        found = numbers(loader)
-        assert found == [batch for epoch in range(3) for batch in expected(source, turn * 3 + epoch)]
+        result = numbers(loader)
+        assert result == [batch for epoch in range(3) for batch in expected(source, turn * 3 + epoch)]
 
 
 def test_endless_pass_continues_with_later_epochs(source: Any) -> None:
@@ -181,16 +181,16 @@ def test_endless_pass_continues_with_later_epochs(source: Any) -> None:
     with pytest.raises(TypeError, match="has no length"):
         len(dataset)
     batches = iter(dataset)
-    found = [next(batches) for _ in range(25)]
-    assert numbers(found) == [batch for epoch in range(4) for batch in expected(source, epoch)][:25]
+    results = [next(batches) for _ in range(25)]
+    assert numbers(results) == [batch for epoch in range(4) for batch in expected(source, epoch)][:25]
     assert numbers([next(iter(dataset))]) == expected(source, 4)[:1]  # it had come to the fourth
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_endless_pass_continues_in_workers(source: Any, workers: int) -> None:
     batches = iter(make_loader(stream_samples(source, epochs=None), workers))
-    found = [next(batches) for _ in range(25)]
-    assert numbers(found) == [batch for epoch in range(4) for batch in expected(source, epoch)][:25]
+    results = [next(batches) for _ in range(25)]
+    assert numbers(results) == [batch for epoch in range(4) for batch in expected(source, epoch)][:25]
 
 
 def test_endless_pass_without_steps_raises(tmp_path: Path) -> None:
@@ -319,10 +319,10 @@ def test_processes_count_their_own_passes(source: Any, method: str) -> None:
     processes = [context.Process(target=_first_batches, args=(dataset, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    result = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
-    assert found == [(expected(source, 0), expected(source, 1))] * 2
+    assert result == [(expected(source, 0), expected(source, 1))] * 2
     assert dataset.epoch == 0
 
 

@@ -258,14 +258,14 @@ def test_child_forked_while_a_thread_opens_shards_does_not_block(folder: Path) -
 
 def test_many_threads_read_one_dataset(folder: Path) -> None:
     dataset = stream_samples(folder)
-    found: list[list[int]] = []
-    threads = [threading.Thread(target=lambda: found.append(flatten(numbers(dataset)))) for _ in range(4)]
+    results: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: results.append(flatten(numbers(dataset)))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [sorted(rows) for rows in found] == [list(range(ROWS))] * 4
-    assert len(set(map(tuple, found))) == 4, "each has an epoch of its own"
+    assert [sorted(rows) for rows in results] == [list(range(ROWS))] * 4
+    assert len(set(map(tuple, results))) == 4, "each has an epoch of its own"
 
 
 def test_loader_threads_yield_batches_in_order(folder: Path) -> None:

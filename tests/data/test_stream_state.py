@@ -69,20 +69,20 @@ def through_json(state: Any) -> Any:
 def test_stream_resumes_with_the_next_row_after_any_stops(source: Any, stops: list[int], **options: Any) -> None:
     whole = stream_samples(source, 4, epochs=4, **options)
     expected = numbers(whole)
-    found: list[list[int]] = []
+    row_numbers: list[list[int]] = []
     state = stream_samples(source, 4, epochs=4, **options).state_dict()
     for stop in [*stops, len(expected)]:
         dataset = stream_samples(source, 4, epochs=4, **options)
         dataset.load_state_dict(through_json(state))
         batches = dataset if stop % 2 else dataset.loader(threads=2)
         for taken_now, batch in enumerate(batches, 1):
-            found += numbers([batch])
+            row_numbers += numbers([batch])
             if taken_now == stop:
                 break
         state = dataset.state_dict()
-        if len(found) == len(expected):
+        if len(row_numbers) == len(expected):
             break
-    assert found == expected
+    assert row_numbers == expected
 
 
 @settings(deadline=None, max_examples=40)
@@ -100,9 +100,9 @@ def test_every_row_comes_once_with_other_ranks_workers_and_batch_sizes(source: A
                 dataset.load_state_dict(state)
         if ranks[0].epoch:
             break  # all of the epoch was taken
-        found = [collect_workers(dataset, workers)[:steps] for dataset in ranks]
-        seen += flatten(numbers(flatten(found)))
-        states = [json.dumps(batches[-1].state) for batches in found if batches]
+        row_numbers = [collect_workers(dataset, workers)[:steps] for dataset in ranks]
+        seen += flatten(numbers(flatten(row_numbers)))
+        states = [json.dumps(batches[-1].state) for batches in row_numbers if batches]
         assert len(set(states)) <= 1, "it is the same on every rank"
         state = json.loads(states[0]) if states else state
     assert sorted(seen) == list(range(ROWS))
@@ -211,19 +211,19 @@ def test_state_dict_raises_with_workers(source: Any) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_stateful_loader_resumes_where_it_was(source: Any, workers: int, options: Any) -> None:
     expected = [batch for epoch in range(2) for batch in _epoch(source, epoch)]
-    found: list[list[int]] = []
+    row_numbers: list[list[int]] = []
     state = None
-    while len(found) < len(expected):
+    while len(row_numbers) < len(expected):
         loader = stateful(stream_samples(source), workers, **options)
         if state is not None:
             loader.load_state_dict(state)
         for at, batch in enumerate(loader):
-            found += numbers([batch])
+            row_numbers += numbers([batch])
             if at == 4:
                 break
         state = loader.state_dict()
         del loader
-    assert found == expected
+    assert row_numbers == expected
 
 
 @pytest.mark.needs("torchdata")

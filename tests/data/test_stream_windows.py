@@ -40,13 +40,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def windows_of(batches: Any, length: int) -> list[list[int]]:
     """The numbers of the rows of each window, without those that only fill a batch up."""
-    found = []
+    results = []
     for batch in batches:
         assert len(batch) % length == 0
         real = batch.mask().reshape(-1, length)
         assert (real.all(axis=1) == real.any(axis=1)).all()
-        found += batch.number.reshape(-1, length)[real[:, 0]].tolist()
-    return found
+        results += batch.number.reshape(-1, length)[real[:, 0]].tolist()
+    return results
 
 
 def expected(rows: int, length: int, stride: int) -> list[list[int]]:
@@ -72,16 +72,16 @@ def test_every_window_comes_once(
         steps.add(len(batches))
         assert len(batches) == len(dataset) or dataset.epoch == 1
         seen += windows_of(batches, length)
-    wanted = expected(ROWS, length, stride)
-    assert dataset.num_windows == len(wanted)
+    windows_expected = expected(ROWS, length, stride)
+    assert dataset.num_windows == len(windows_expected)
     assert len(steps) == 1
     if options["last"] == "drop":
-        assert len(seen) == len(wanted) - len(wanted) % (world * batch_size)
-        assert all(window in wanted for window in seen)
+        assert len(seen) == len(windows_expected) - len(windows_expected) % (world * batch_size)
+        assert all(window in windows_expected for window in seen)
     else:
-        assert sorted(seen) == wanted
+        assert sorted(seen) == windows_expected
     if options["shuffle"] is False and world == 1:
-        assert seen == wanted[: len(seen)]
+        assert seen == windows_expected[: len(seen)]
 
 
 def test_windows_span_shards_and_reshape_to_an_axis(source: Any) -> None:
@@ -206,8 +206,8 @@ def test_windows_of_a_damaged_shard_are_skipped_completely(tmp_path: Path) -> No
     folder = write_samples(tmp_path / "d", 40)
     sorted(folder.glob("*.arrow"))[1].unlink()
     windows = stream_samples(folder, on_error="skip").windows(3)
-    found = windows_of(windows, 3)
-    assert sorted(found) == [w for w in expected(40, 3, 1) if not set(w) & set(range(10, 20))]
+    result = windows_of(windows, 3)
+    assert sorted(result) == [w for w in expected(40, 3, 1) if not set(w) & set(range(10, 20))]
     assert len(windows.errors) == 1
     with pytest.raises(OptionError, match="skipped as wholes"):
         stream_samples(folder, on_error="replace").windows(3)
