@@ -153,7 +153,7 @@ class Training:
     def check_contract(self, first: dict[str, Any], second: dict[str, Any]) -> None:
         """Kill a run after a checkpoint, resume it with other options, and check the rows."""
         steps = EPOCHS * ROWS // (8 * first.get("processes", 1))
-        kill_at = random.randrange(SAVE_EVERY + 1, steps - 1)
+        kill_at = random.randrange(SAVE_EVERY * self.options.get("accumulate", 1) + 1, steps - 1)
         try:
             self.run(**first, kill_at=kill_at)
             self.run(**second)

@@ -19,7 +19,6 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, number: torch.Tensor) -> dict[str, Any]:
         steps = self.trainer.state.global_step * CONFIG.accumulate  # type: ignore[attr-defined]
-        self.seen = getattr(self, "seen", 0) + 1
         record(torch.distributed.get_rank() if torch.distributed.is_initialized() else 0, steps + 1, number)
         return {"loss": nn.functional.mse_loss(self.model(x).squeeze(1), labels.float())}
 
