@@ -33,7 +33,7 @@ from quire.codec._blocks import (
 )
 from quire.codec._bytes import approximate_size
 from quire.codec._compression import COMPRESSIONS, Compression, get_compression
-from quire.codec._context import ReadOptions
+from quire.codec._context import DecodeOptions
 from quire.codec._wire import encode_delimited, encode_packed, encode_text, encode_uint
 from quire.errors import DecodeError
 from tests.codec.hostile import repair_checksums
@@ -67,7 +67,7 @@ def test_later_versions_of_streams_are_rejected() -> None:
 
 def test_index_has_the_offset_of_every_block() -> None:
     data = lines(7).to_bytes()
-    index = read_index(io.BytesIO(data), ReadOptions())
+    index = read_index(io.BytesIO(data), DecodeOptions())
     assert index is not None
     assert sum(index.counts) == 7
     assert index.offsets == sorted(index.offsets)
@@ -80,7 +80,7 @@ def test_index_has_the_offset_of_every_block() -> None:
 def test_index_is_found_after_other_data_and_the_file_keeps_its_position() -> None:
     file = io.BytesIO(b"before" + lines().to_bytes())
     file.seek(6)
-    index = read_index(file, ReadOptions())
+    index = read_index(file, DecodeOptions())
     assert index is not None
     assert index.base == 6
     assert file.tell() == 6
@@ -90,7 +90,7 @@ def test_index_is_found_after_other_data_and_the_file_keeps_its_position() -> No
 def test_truncated_stream_has_no_index_and_yields_complete_blocks(cut: int) -> None:
     data = lines().to_bytes()[:-cut]
     file = io.BytesIO(data)
-    assert read_index(file, ReadOptions()) is None
+    assert read_index(file, DecodeOptions()) is None
     assert file.tell() == 0
     stream = DocumentArray[Line].load_binary(file, streaming=True)
     assert [next(stream).number for _ in range(5)] == list(range(5))
@@ -109,7 +109,7 @@ def test_every_flipped_bit_of_a_head_is_detected() -> None:
 
 HEAD = struct.Struct("<8scxxxIQQ28xI")
 MAGIC = b"\x93QUIRE\r\n"
-OPTIONS = ReadOptions()
+OPTIONS = DecodeOptions()
 GZIP = COMPRESSIONS["gzip"]
 BLOCKS = [(BATCH, 3, [b"x" * 64]), (ROWS, 0, [b"", b"y" * 65]), (PICKLE, 2, [np.zeros((5, 20), np.int16), b"z"])]
 COMPRESSED = [None, "gzip", "bz2", "lzma", pytest.param("zstd", marks=pytest.mark.needs("zstandard"))]
@@ -351,10 +351,10 @@ def test_payloads_are_verified_if_they_have_a_checksum(read: Callable[..., Itera
 
 def test_segment_may_have_at_most_max_bytes() -> None:
     data = stream()
-    assert described(read_file(io.BytesIO(data), ReadOptions(max_bytes=201))) == EXPECTED
+    assert described(read_file(io.BytesIO(data), DecodeOptions(max_bytes=201))) == EXPECTED
     message = r"block 3 \(byte 448\) has 201 bytes, more than max_bytes=200. Raise it"
     with pytest.raises(DecodeError, match=message):
-        list(read_file(io.BytesIO(data), ReadOptions(max_bytes=200)))
+        list(read_file(io.BytesIO(data), DecodeOptions(max_bytes=200)))
 
 
 def test_wrong_length_allocates_no_memory() -> None:
@@ -594,7 +594,7 @@ def test_invalid_pieces_raise_errors_with_their_block(compression: Compression |
     def read(data: bytes, **options: Any) -> Segment:
         content = data if compression is None else compression.compress(data)
         index = Index(0, [], [], 0, compression)
-        return _blocks._decode_piece((4, 99, content), index, ReadOptions(**options))
+        return _blocks._decode_piece((4, 99, content), index, DecodeOptions(**options))
 
     data = b"".join(pack_segment(BATCH, 1, [b"abc"]))
     segment = read(data)
@@ -614,7 +614,7 @@ def test_damaged_pieces_name_their_block_once() -> None:
         _blocks._decode_piece((4, 99, b"\x1f\x8bnonsense"), index, OPTIONS)
     assert str(error.value).count("block 4") == 1
     with pytest.raises(DecodeError, match=r"^block 4 \(byte 99\): the data decompresses to more than max_bytes=10"):
-        _blocks._decode_piece((4, 99, GZIP.compress(bytes(500))), index, ReadOptions(max_bytes=10))
+        _blocks._decode_piece((4, 99, GZIP.compress(bytes(500))), index, DecodeOptions(max_bytes=10))
 
 
 def test_size_of_nested_arrays_is_estimated_without_a_search_for_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.codec._compression import UNRATIONED_BYTES
-from quire.codec._context import ReadOptions
+from quire.codec._context import DecodeOptions
 
 PIECE = bytes(1 << 20)
 PIECES = 300
@@ -106,7 +106,7 @@ def bomb(folder: Path, packed: str) -> Path:
 )
 def test_memory_of_rejected_bombs_is_bounded(folder: Path, packed: str, way: str) -> None:
     path = bomb(folder, packed)
-    ratio = 50.0 if packed == "lz4" else ReadOptions().max_ratio  # lz4 packs zeros 255 times at most
+    ratio = 50.0 if packed == "lz4" else DecodeOptions().max_ratio  # lz4 packs zeros 255 times at most
     allowed = UNRATIONED_BYTES + ratio * path.stat().st_size
     command = [sys.executable, "-c", SCRIPT.format(way=WAYS[way]), str(path), str(ratio)]
     grown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -116,11 +116,11 @@ def test_memory_of_rejected_bombs_is_bounded(folder: Path, packed: str, way: str
 
 def test_gzip_data_with_a_wrong_size_takes_no_more_memory(folder: Path) -> None:
     data = bytearray(bomb(folder, "gzip").read_bytes())
-    allowed = UNRATIONED_BYTES + ReadOptions().max_ratio * len(data)
+    allowed = UNRATIONED_BYTES + DecodeOptions().max_ratio * len(data)
     for claim in (0, 1 << 20, int(allowed) // 2, int(allowed), (1 << 32) - 1):
         data[-4:] = claim.to_bytes(4, "little")
         path = folder / f"claims {claim}"
         path.write_bytes(data)
-        command = [sys.executable, "-c", SCRIPT.format(way=WAYS["document"]), str(path), str(ReadOptions().max_ratio)]
+        command = [sys.executable, "-c", SCRIPT.format(way=WAYS["document"]), str(path), str(DecodeOptions().max_ratio)]
         grown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
         assert int(grown) * 1024 <= allowed + ROOM

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentBatch
 from quire.array import batch_from_message
-from quire.codec import ReadOptions
+from quire.codec import DecodeOptions
 from quire.columns import LentColumn, TensorColumn
 from quire.errors import DecodeError
 from quire.typing import NdArray, TorchTensor, float32
 
-LENT = ReadOptions(lend=True)
+LENT = DecodeOptions(lend=True)
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "float32", "float64", "uint16", "complex64"]
 
 

@@ -19,7 +19,7 @@ from quire import codec
 from quire._class_registry import make_array
 from quire.array._insert import admit
 from quire.array._parallel import resolve_num_workers
-from quire.codec import Reading, ReadOptions, RowSelection, Segment
+from quire.codec import DecodeOptions, Reading, RowSelection, Segment
 from quire.columns import Columns, StackOptions, concat_columns, stack
 from quire.display import track
 from quire.document import BaseDocument
@@ -126,8 +126,8 @@ def _from_bytes(
     protocol: str | None,
     compress: str | None,
     reading: Reading,
-    from_segments: Callable[[type[T], Iterator[Segment], str | None, ReadOptions], T],
-    from_message: Callable[[type[T], memoryview, ReadOptions], T],
+    from_segments: Callable[[type[T], Iterator[Segment], str | None, DecodeOptions], T],
+    from_message: Callable[[type[T], memoryview, DecodeOptions], T],
 ) -> T:
     """Decode an array or a batch: the first bytes show whether they are a stream, a message or a pickle."""
     options = codec.read_options(reading)
@@ -143,13 +143,13 @@ def _from_bytes(
     return from_message(cls, view, options)
 
 
-def array_from_message(array_type: type[ArrayT], data: Any, options: ReadOptions) -> ArrayT:
+def array_from_message(array_type: type[ArrayT], data: Any, options: DecodeOptions) -> ArrayT:
     """Decode an array from the bytes of a message, of rows or of columns."""
     documents, name = codec.decode_documents_message(data, _expected_type(array_type), options)
     return _build_array(array_type, documents, name, options)
 
 
-def _build_array(array_type: type[ArrayT], documents: list[Any], name: str, options: ReadOptions) -> ArrayT:
+def _build_array(array_type: type[ArrayT], documents: list[Any], name: str, options: DecodeOptions) -> ArrayT:
     """Make an array of the class; one without a type gets the class that the bytes name, if it is loaded."""
     if _expected_type(array_type) is not None:
         return array_type._trusted(documents)
@@ -160,7 +160,7 @@ def _build_array(array_type: type[ArrayT], documents: list[Any], name: str, opti
 
 
 def _array_from_segments(
-    array_type: type[ArrayT], segments: Iterator[Segment], protocol: str | None, options: ReadOptions
+    array_type: type[ArrayT], segments: Iterator[Segment], protocol: str | None, options: DecodeOptions
 ) -> ArrayT:
     name = codec.Header(next(segments)).type_name
     expected = _expected_type(array_type)
@@ -264,7 +264,7 @@ def batch_from_bytes(
     return _from_bytes(batch_type, data, protocol, compress, reading, _batch_from_segments, batch_from_message)
 
 
-def batch_from_message(batch_type: type[BatchT], data: Any, options: ReadOptions) -> BatchT:
+def batch_from_message(batch_type: type[BatchT], data: Any, options: DecodeOptions) -> BatchT:
     """Decode a batch from the bytes of a message, of columns or of rows."""
     if not codec.is_batch_message(data):
         documents, name = codec.decode_documents_message(data, _expected_type(batch_type), options)
@@ -275,7 +275,7 @@ def batch_from_message(batch_type: type[BatchT], data: Any, options: ReadOptions
     return batch_type._wrap(codec.decode_columns_message(data, batch_type.document_type, options))
 
 
-def _resolve_batch_type(batch_type: type[BatchT], name: str, options: ReadOptions) -> type[BatchT]:
+def _resolve_batch_type(batch_type: type[BatchT], name: str, options: DecodeOptions) -> type[BatchT]:
     """Return the class of batches; one without a type gets the class that the bytes name, which must be loaded."""
     if _expected_type(batch_type) is not None:
         return batch_type
@@ -299,7 +299,7 @@ def _stack_decoded(batch_type: type[DocumentBatch[Any]], documents: list[Any]) -
 def _decode_block(
     batch_type: type[DocumentBatch[Any]],
     segment: Segment,
-    options: ReadOptions,
+    options: DecodeOptions,
     budget: codec.MemoryBudget | None = None,
 ) -> Columns:
     content = codec.decode_block_columns(segment, batch_type.document_type, options, budget)
@@ -309,7 +309,7 @@ def _decode_block(
 
 
 def _batch_from_segments(
-    batch_type: type[BatchT], segments: Iterator[Segment], protocol: str | None, options: ReadOptions
+    batch_type: type[BatchT], segments: Iterator[Segment], protocol: str | None, options: DecodeOptions
 ) -> BatchT:
     batch_type = _resolve_batch_type(batch_type, codec.Header(next(segments)).type_name, options)
     budget = codec.MemoryBudget()
@@ -495,7 +495,7 @@ def _select_reading(how: Pulling) -> Reading:
     return reading
 
 
-def _pull_segments(source: IO[bytes], options: ReadOptions, how: Pulling) -> Iterator[Segment]:
+def _pull_segments(source: IO[bytes], options: DecodeOptions, how: Pulling) -> Iterator[Segment]:
     return _track_segments(codec.read_segments(source, options), "pulling", show=how.get("show_progress"))
 
 

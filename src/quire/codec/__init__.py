@@ -52,7 +52,7 @@ from quire.codec._compression import (
     from_suffixes,
     get_compression,
 )
-from quire.codec._context import MemoryBudget, Reading, ReadOptions, read_options
+from quire.codec._context import DecodeOptions, MemoryBudget, Reading, read_options
 from quire.codec._csv import CsvOptions, iter_csv, table_records, to_csv, write_csv
 from quire.codec._dataframes import (
     find_present_columns,
@@ -99,11 +99,11 @@ __all__ = [
     "DELIMITED",
     "VARINT",
     "CsvOptions",
+    "DecodeOptions",
     "Header",
     "Leaf",
     "MemoryBudget",
     "ProtoPlan",
-    "ReadOptions",
     "Reading",
     "RowSelection",
     "Segment",

@@ -38,7 +38,7 @@ from quire.codec._compression import (
     decompress,
     read_whole,
 )
-from quire.codec._context import ReadOptions
+from quire.codec._context import DecodeOptions
 from quire.codec._messages import VERSION_FIELD, HeaderField, IndexField, check_version
 from quire.codec._wire import (
     DELIMITED,
@@ -180,7 +180,7 @@ def is_stream(start: bytes) -> bool:
     return start.startswith(MAGIC)
 
 
-def read_segments(source: IO[bytes] | bytes | memoryview, options: ReadOptions) -> Iterator[Segment]:
+def read_segments(source: IO[bytes] | bytes | memoryview, options: DecodeOptions) -> Iterator[Segment]:
     """Yield the header and the blocks of a stream, in memory or in a file."""
     in_memory = isinstance(source, (bytes, bytearray, memoryview))
     segments = read_memory(source, options) if in_memory else read_file(source, options)  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def starts_stream(source: IO[bytes], compress: str | None) -> bool:
         source.seek(position)
 
 
-def read_memory(data: Bytes, options: ReadOptions) -> Iterator[Segment]:
+def read_memory(data: Bytes, options: DecodeOptions) -> Iterator[Segment]:
     """Yield the segments of a stream in memory, as views of it if it is not compressed."""
     view = memoryview(data).cast("B")
     if compression_of(bytes(view[:8])) is not None:
@@ -248,7 +248,7 @@ def _iter_segments(read: Callable[[int, int], Segment]) -> Iterator[Segment]:
         position, number = position + _HEAD.size + length + -length % 64, number + 1
 
 
-def read_file(source: IO[bytes], options: ReadOptions) -> Iterator[Segment]:
+def read_file(source: IO[bytes], options: DecodeOptions) -> Iterator[Segment]:
     """Yield the segments of a file; with an index, compressed ones are decompressed in parallel.
 
     Memory is bounded by the largest segments. A damaged segment raises an error that names it, after all segments
@@ -280,7 +280,7 @@ class _Rejoined:
         return start
 
 
-def _read_segment(stream: _Source, options: ReadOptions, number: int, position: int) -> Segment:
+def _read_segment(stream: _Source, options: DecodeOptions, number: int, position: int) -> Segment:
     """Read the next segment of a stream, and no byte after it."""
     head = _read_exactly(stream, _HEAD.size, number, position)
     kind, crc, length, count = _parse_head(head, number, position)
@@ -368,7 +368,7 @@ class Index:
             yield number, start, source.read(end - start)
 
 
-def read_index(source: IO[bytes], options: ReadOptions) -> Index | None:
+def read_index(source: IO[bytes], options: DecodeOptions) -> Index | None:
     """Read the index of a seekable file; None if it has none or its end is damaged."""
     if not (hasattr(source, "seekable") and source.seekable()):
         return None
@@ -381,7 +381,7 @@ def read_index(source: IO[bytes], options: ReadOptions) -> Index | None:
         source.seek(base)
 
 
-def _read_index(source: IO[bytes], base: int, options: ReadOptions) -> Index | None:
+def _read_index(source: IO[bytes], base: int, options: DecodeOptions) -> Index | None:
     compression = compression_of(source.read(8))
     size = source.seek(0, io.SEEK_END) - base
     source.seek(base + max(0, size - _TAIL_ROOM))
@@ -427,7 +427,7 @@ def _parse_tail(end: bytes) -> int | None:
     return position if magic == _TAIL_MAGIC else None
 
 
-def _decode_piece(piece: tuple[int, int, bytes], index: Index, options: ReadOptions) -> Segment:
+def _decode_piece(piece: tuple[int, int, bytes], index: Index, options: DecodeOptions) -> Segment:
     """Return the segment of a piece of a file; see `Index.pieces`."""
     number, position, data = piece
     compression = index.compression
@@ -449,7 +449,7 @@ RowSelection = slice | Sequence[int]
 
 
 def select_blocks(
-    source: IO[bytes], rows: RowSelection, options: ReadOptions
+    source: IO[bytes], rows: RowSelection, options: DecodeOptions
 ) -> tuple[str, Iterator[tuple[Segment, Sequence[int]]]]:
     """Return the class name of a file's documents, and the blocks that contain some of them.
 
@@ -483,7 +483,7 @@ def select_blocks(
     return Header(next(segments)).type_name, check_counts()
 
 
-def read_blocks(source: IO[bytes], index: Index, blocks: list[int], options: ReadOptions) -> Iterator[Segment]:
+def read_blocks(source: IO[bytes], index: Index, blocks: list[int], options: DecodeOptions) -> Iterator[Segment]:
     """Yield the header and some of the blocks of a file, by number."""
     pieces = index.pieces(source, blocks)
     yield from ordered_map(lambda piece: _decode_piece(piece, index, options), pieces, cpu_count())

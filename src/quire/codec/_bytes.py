@@ -13,7 +13,7 @@ from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_document
 from quire.codec._blocks import BATCH, PICKLE, ROWS, Block, Segment, encode_stream, is_stream
 from quire.codec._columns import decode_columns, decode_rows, encode_columns, encode_rows
 from quire.codec._compression import check_compression, check_protocol, decompress, get_compression
-from quire.codec._context import MemoryBudget, Reader, ReadOptions, Writer
+from quire.codec._context import DecodeOptions, MemoryBudget, Reader, Writer
 from quire.codec._messages import ArrayField, BatchField, DocumentField
 from quire.codec._values import (
     decode_array,
@@ -76,18 +76,18 @@ def _encode_with_buffers(encode: Callable[..., bytes], *arguments: Any, allow_pi
         raise EncodeError("values are nested too deep, or one contains itself.") from error
 
 
-def decode_document_message(data: Bytes, document_type: type[Any] | None, options: ReadOptions) -> Any:
+def decode_document_message(data: Bytes, document_type: type[Any] | None, options: DecodeOptions) -> Any:
     """Decode the document of one message."""
     return _decode_message(decode_document, data, document_type, options)
 
 
-def decode_columns_message(data: Bytes, document_type: type[Any], options: ReadOptions) -> Columns:
+def decode_columns_message(data: Bytes, document_type: type[Any], options: DecodeOptions) -> Columns:
     """Decode the columns of one message."""
     return _decode_message(decode_columns, data, document_type, options)
 
 
 def decode_documents_message(
-    data: Bytes, document_type: type[Any] | None, options: ReadOptions
+    data: Bytes, document_type: type[Any] | None, options: DecodeOptions
 ) -> tuple[list[Any], str]:
     """Decode the documents of one message, a batch or an array; return them and the name of their class."""
     name = read_type_name(data)
@@ -100,7 +100,7 @@ def _decode_message(
     decode: Callable[[Reader, int, int, Any], _ItemT],
     data: Bytes,
     document_type: type[Any] | None,
-    options: ReadOptions,
+    options: DecodeOptions,
     budget: MemoryBudget | None = None,
 ) -> _ItemT:
     budget = budget or MemoryBudget()
@@ -158,7 +158,7 @@ def dump_pickle(value: object, compress: str | None) -> bytes:
     return data if compression is None else compression.compress(data)
 
 
-def load(data: Bytes, protocol: str | None, compress: str | None, options: ReadOptions) -> tuple[memoryview, bool]:
+def load(data: Bytes, protocol: str | None, compress: str | None, options: DecodeOptions) -> tuple[memoryview, bool]:
     """Return data without its compression, and whether it is a pickle.
 
     The first bytes determine both; an error is raised if they are not what was requested.
@@ -185,7 +185,7 @@ def load_document(
     data: Bytes,
     protocol: str | None,
     compress: str | None,
-    options: ReadOptions,
+    options: DecodeOptions,
 ) -> Any:
     """Read a document from a message or a pickle."""
     view, is_pickle = load(data, protocol, compress, options)
@@ -341,14 +341,14 @@ def _approximate_value_size(value: Any) -> int:
 
 
 def decode_block_documents(
-    segment: Segment, document_type: type[Any] | None, options: ReadOptions, budget: MemoryBudget | None = None
+    segment: Segment, document_type: type[Any] | None, options: DecodeOptions, budget: MemoryBudget | None = None
 ) -> list[Any]:
     """Decode the documents of one block; blocks whose documents are in memory at once share a budget."""
     return _decode_block(segment, decode_rows, document_type, options, budget)
 
 
 def decode_block_columns(
-    segment: Segment, document_type: type[Any], options: ReadOptions, budget: MemoryBudget | None = None
+    segment: Segment, document_type: type[Any], options: DecodeOptions, budget: MemoryBudget | None = None
 ) -> Columns | list[Any]:
     """Decode the columns of one block, or its documents if it is no batch."""
     return _decode_block(segment, decode_columns, document_type, options, budget)
@@ -358,7 +358,7 @@ def _decode_block(
     segment: Segment,
     decode_batch: Callable[[Reader, int, int, Any], _RowsT],
     document_type: type[Any] | None,
-    options: ReadOptions,
+    options: DecodeOptions,
     budget: MemoryBudget | None,
 ) -> _RowsT | list[Any]:
     try:

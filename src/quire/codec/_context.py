@@ -49,7 +49,7 @@ class Reading(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class DecodeOptions:
     """How to read bytes; see `Reading`.
 
     With `lend`, the large tensors of a column are views that are copied on first access, and so never if they are
@@ -73,15 +73,15 @@ class ReadOptions:
             raise CodecError(f"unknown={self.unknown!r}: use 'drop', 'keep' or 'error'.")
 
 
-DEFAULT_OPTIONS = ReadOptions()
+DEFAULT_OPTIONS = DecodeOptions()
 
 
-def read_options(reading: Reading) -> ReadOptions:
+def read_options(reading: Reading) -> DecodeOptions:
     """Return the options of some keywords."""
     if not reading:
         return DEFAULT_OPTIONS
     check_options("reading bytes", reading, Reading.__annotations__)
-    return ReadOptions(**reading)
+    return DecodeOptions(**reading)
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Reader:
 
     __slots__ = ("_buffers", "_zones", "data", "depth", "left", "options")
 
-    def __init__(self, message: Bytes, options: ReadOptions, credit: float = _MEMORY_CREDIT) -> None:
+    def __init__(self, message: Bytes, options: DecodeOptions, credit: float = _MEMORY_CREDIT) -> None:
         size = len(message)
         self.options, self.depth = options, 0
         self.left = options.max_expansion * size + credit

@@ -35,7 +35,7 @@ from quire import _class_registry
 from quire._class_registry import class_name
 from quire._equality import is_unchanged
 from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_document_type
-from quire.codec._context import MAX_DEPTH, Reader, ReadOptions, Writer
+from quire.codec._context import MAX_DEPTH, DecodeOptions, Reader, Writer
 from quire.codec._errors import prefix_place
 from quire.codec._kinds import KINDS
 from quire.codec._messages import (
@@ -436,7 +436,7 @@ def _is_encoded_as_other_type(field: Field) -> bool:
 
 def check_unions(schema: Schema, field: Field, values: list[Any], *, allow_pickle: bool) -> None:
     """Raise an error for the first value of an ambiguous field that would be read back as another one."""
-    options = ReadOptions(allow_pickle=allow_pickle)
+    options = DecodeOptions(allow_pickle=allow_pickle)
     for value in values:
         if value is None:
             continue
@@ -460,7 +460,7 @@ def value_message(value: object, *, allow_pickle: bool = False) -> bytes:
     return b"".join(join_buffers(head, writer.buffers)) if writer.buffers else head
 
 
-def value_from_message(data: Bytes, field: Field, options: ReadOptions) -> Any:
+def value_from_message(data: Bytes, field: Field, options: DecodeOptions) -> Any:
     """Decode the value of `value_message` for a field."""
     reader = Reader(memoryview(data), options)
     for number, wire_type, start, end in iter_fields(reader.data, 0, len(reader.data)):

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 from quire import codec
 from quire._protocols import is_array_type, is_document_type
 from quire.array import DocumentArray, DocumentBatch, array_from_message, batch_from_message
-from quire.codec import DELIMITED, VARINT, ReadOptions, encode_delimited, encode_uint, iter_fields
+from quire.codec import DELIMITED, VARINT, DecodeOptions, encode_delimited, encode_uint, iter_fields
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, DocumentTypeError, EncodeError, SchemaError
 from quire.services._limits import RequestAccount, ResponseAllowance
@@ -34,7 +34,7 @@ _MANY_ROWS, _MANY_BYTES = 1 << 8, 1 << 20
 
 # Nothing is unpickled, no class is imported, and values are checked against their fields. With `lend`, large tensors
 # stay in the message until they are read, so columns that a function only passes on are never copied.
-_READ_OPTIONS = ReadOptions(unknown="drop", lend=True)
+_READ_OPTIONS = DecodeOptions(unknown="drop", lend=True)
 
 
 @dataclass(frozen=True)

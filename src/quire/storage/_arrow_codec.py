@@ -791,7 +791,7 @@ class MessageCodec(BinaryCodec):
             raise self.encode_error(error) from error
 
     def load_column(self, column: PackedColumn) -> Column:
-        options = wire.ReadOptions(types=_enums_of(self.field))
+        options = wire.DecodeOptions(types=_enums_of(self.field))
         view = memoryview(column.data)  # slices of a view are not copied
         spans = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
         messages = mask_missing([view[start:end] for start, end in spans], column.validity)
