@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from quire import BaseDocument
-from quire.data import StreamingDataset
+from quire.data import MixedDataset, StreamingDataset
 from quire.data._bucketing import BucketOrder, cut_batches
 from quire.errors import OptionError, PathError
 from quire.storage import open_dataset, write_dataset
@@ -254,8 +254,15 @@ def test_wrong_options_are_rejected(source: Any) -> None:
         bucketed(source).windows(2)
     with pytest.raises(OptionError, match="last: expected"):
         bucketed(source, last="split")
-    with pytest.raises(OptionError, match="did you mean 'bucket_by'"):
+    with pytest.raises(OptionError, match="Did you mean 'bucket_by'"):
         StreamingDataset[Sentence](source, 2, bucketby="tokens")  # type: ignore[call-arg]
+
+
+def test_batches_of_max_tokens_are_mixed_as_wholes(source: Any) -> None:
+    parts = [bucketed(source, max_tokens=500), bucketed(source, max_tokens=900)]
+    assert {len(batch) > 0 for batch in MixedDataset(parts)} == {True}
+    with pytest.raises(OptionError, match="max_tokens has made them already"):
+        MixedDataset(parts, mix="row")
 
 
 def test_state_of_other_buckets_is_rejected(source: Any) -> None:

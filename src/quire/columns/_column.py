@@ -6,6 +6,7 @@ Columns of nested documents are in `_columns`, next to the `Columns` that they c
 from __future__ import annotations
 
 import io
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -384,7 +385,7 @@ class RaggedColumn(Column):
     ) -> None:
         super().__init__(field, validity)
         self.flat, self.framework, self.shapes = flat, framework, shapes
-        self.offsets = np.concatenate([[0], np.cumsum([int(np.prod(shape)) for shape in shapes], dtype=np.int64)])
+        self.offsets = np.concatenate([[0], np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64)])
 
     def __len__(self) -> int:
         return len(self.shapes)

@@ -178,6 +178,8 @@ class MixedDataset(Generic[DocT]):
             weights = _weights_by_size(self.datasets, temperature)
         self._row_mix: RowMix | None = None
         if mix == "row":
+            if any(dataset.options.max_tokens is not None for dataset in self.datasets.values()):
+                raise OptionError("mix='row' makes batches of rows, and max_tokens has made them already: use one.")
             self._row_mix = _plan_rows(self.datasets, weights, schedule, rows, stop)
             self._row_type = _find_common_type(self.datasets)
             self._row_ids = {name: _identify(dataset) for name, dataset in self.datasets.items()}

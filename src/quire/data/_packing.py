@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from quire._lowlevel.pool import take_buffer
 from quire.array import DocumentArray, DocumentBatch, whole_number
 from quire.columns import (
     Column,
@@ -149,10 +150,12 @@ class TokenPlan:
         begin = share.start + int(numbers[0]) * length if len(numbers) else size
         end = min(begin + len(numbers) * length, size)
         rows, bounds = self._documents(share.epoch, begin, end)
-        # Pieces begin where a document does, or a block.
-        edges = np.union1d(np.maximum(bounds[:-1], begin), np.arange(begin, end, length))
+        # Pieces begin where a document does, or a block. Where both do, two edges are equal, and one has no tokens.
+        edges = np.concatenate([np.maximum(bounds[:-1], begin), np.arange(begin, end, length), [end]])
+        edges.sort()
+        sizes = edges[1:] - edges[:-1]
+        edges, sizes = edges[:-1][sizes > 0], sizes[sizes > 0]
         owners = np.searchsorted(bounds, edges, side="right") - 1
-        sizes = np.diff(edges, append=end)
         return BlockPart(rows[owners], edges - bounds[owners], sizes, edges - begin, blocks, real)
 
     def _documents(self, epoch: int, begin: int, end: int) -> tuple[Numbers, Numbers]:
@@ -164,12 +167,15 @@ class TokenPlan:
             first, last = _search(bounds, begin, end)
             rows = np.arange(first, last)
             return _without_empty(rows, bounds[first : last + 1])
-        sums = self._sums_before(epoch)
-        parts = [self._span(epoch, number) for number in range(*_search(sums, begin, end))]
-        rows = np.concatenate([span.rows for span in parts])
-        bounds = np.concatenate([*(span.bounds[:-1] for span in parts[:-1]), parts[-1].bounds])
-        first, last = _search(bounds, begin, end)
-        return _without_empty(rows[first:last], bounds[first : last + 1])
+        parts: list[tuple[Numbers, Numbers]] = []
+        for number in range(*_search(self._sums_before(epoch), begin, end)):
+            span = self._span(epoch, number)
+            first, last = _search(span.bounds, max(begin, int(span.bounds[0])), min(end, int(span.bounds[-1])))
+            parts.append(_without_empty(span.rows[first:last], span.bounds[first : last + 1]))
+        if len(parts) == 1:
+            return parts[0]
+        bounds = np.concatenate([*(bounds[:-1] for _, bounds in parts[:-1]), parts[-1][1]])
+        return np.concatenate([rows for rows, _ in parts]), bounds
 
     # A span is a window of the row order, or a fixed number of positions if any row can be anywhere. The sums of the
     # tokens of all spans are computed once per epoch; the documents of a span, when a block is in it.
@@ -499,6 +505,7 @@ class PackFetch:
         self._schema = replace(schema, fields=tuple(field for field in schema.fields if field.name != "id"))
         self._batch_type: Any = DocumentBatch[block_type]
         self.only_copies = fetch.only_copies
+        self._counting = np.arange(length)
 
     def batches(self, parts: list[BlockPart]) -> Iterator[DocumentBatch[Any]]:
         """Make a batch of the blocks of each part."""
@@ -512,7 +519,7 @@ class PackFetch:
         end = 0
         for part, is_first, documents in zip(parts, firsts, carried, strict=True):
             span, end = slice(end, end + len(part.rows)), end + len(part.rows)
-            tokens = np.empty(part.blocks * self._length, self._stored_dtype)
+            tokens = take_buffer(part.blocks * self._length * self._stored_dtype.itemsize).view(self._stored_dtype)
             ranges.copy(span, tokens.view(np.uint8), part.places * tokens.itemsize)
             yield self._make_batch(part, tokens, is_first, documents)
 
@@ -522,8 +529,7 @@ class PackFetch:
         count, length, total = part.blocks, self._length, len(tokens)
         owners = part.places // length
         # Padding is a piece from the end of the last piece of a block to the end of the block.
-        used = np.zeros(count, np.int64)
-        np.add.at(used, owners, part.sizes)
+        used = np.bincount(owners, part.sizes, minlength=count).astype(np.int64)
         padded = np.flatnonzero(used < length)
         places, rows, owners_all = part.places, part.rows, owners
         if len(padded):
@@ -532,17 +538,23 @@ class PackFetch:
             places = np.concatenate([places, begins])[order]
             rows = np.concatenate([rows, np.full(len(begins), -1)])[order]
             owners_all = np.concatenate([owners, padded])[order]
-        sizes = np.diff(places, append=total)
+        sizes = part.sizes if not len(padded) else np.diff(places, append=total)
         if tokens.dtype != self._dtype:
             tokens = tokens.astype(self._dtype)
         for begin, stop in zip(
             (padded * length + used[padded]).tolist(), ((padded + 1) * length).tolist(), strict=True
         ):
             tokens[begin:stop] = self._pad_value
-        position_ids = np.arange(total) - np.repeat(places, sizes)
         shape = count, length
-        # A 0 before the ends of the pieces of each block.
+        # Large arrays are made in memory that was used before: the page faults of new memory cost more than filling it.
+        position_ids, document_ids = (take_buffer(total * 8).view(np.int64).reshape(shape) for _ in range(2))
         pieces = np.bincount(owners_all, minlength=count)
+        end = 0
+        for block, number in enumerate(pieces.tolist()):  # one by one, so that copies stay in the processor's cache
+            own, end = slice(end, end + number), end + number
+            np.subtract(self._counting, np.repeat(places[own] - block * length, sizes[own]), out=position_ids[block])
+            document_ids[block] = np.repeat(rows[own], sizes[own])
+        # A 0 before the ends of the pieces of each block.
         ends = (places + sizes - owners_all * length).astype(np.int32)
         cu_seqlens = np.zeros(len(ends) + count, np.int32)
         cu_seqlens[np.arange(len(ends)) + owners_all + 1] = ends
@@ -562,7 +574,7 @@ class PackFetch:
             {
                 "tokens": column("tokens", tokens, used[:, None] if len(padded) else None),
                 "position_ids": column("position_ids", position_ids),
-                "document_ids": column("document_ids", np.repeat(rows, sizes)),
+                "document_ids": column("document_ids", document_ids),
                 "cu_seqlens": RaggedColumn(fields["cu_seqlens"], target.from_numpy(cu_seqlens), target, shapes),
                 "length": ScalarColumn(fields["length"], target.from_numpy(used), target),
                 "documents": DocumentsColumn(fields["documents"], documents, offsets),
