@@ -112,6 +112,7 @@ class LocalFolder(Folder):
             return sorted(self._walk("", tuple(suffixes), hidden=hidden))
 
     def _walk(self, subfolder: str, suffixes: tuple[str, ...], *, hidden: bool) -> Iterator[Entry]:
+        # scandir gets the kind of each entry with its name; a call for each file takes long on network file systems.
         try:
             items = os.scandir(self.path / subfolder)
         except FileNotFoundError:
@@ -157,6 +158,7 @@ class LocalFolder(Folder):
         path = self.local_path(name)
         with self._translate_errors(name):
             source = path.open("rb")
+        # Not inside: errors of the target must not name the source. `open_target` has its own.
         with source, open_target(target) as file:
             shutil.copyfileobj(source, file, 1 << 20)
 
@@ -171,6 +173,8 @@ class LocalFolder(Folder):
         """Add a line, which is on the disk when this returns."""
         path, content = self._create_parent(name), encode_line(line)
         with self._translate_errors(name):
+            # With O_APPEND, the system writes at the end as it is then: no process overwrites the line of another. The
+            # lock is for the repair of a partial line, which reads first and writes then.
             handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
             with os.fdopen(handle, "r+b", buffering=0) as file, _lock_file(handle):
                 end = file.seek(0, os.SEEK_END)

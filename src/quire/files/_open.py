@@ -43,6 +43,7 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
         yield _check_file_object(target, "write")
         return
     path = Path(os.path.realpath(target))  # a link stays a link
+    # In the same folder, because only a rename within a file system is atomic.
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     except OSError as error:
@@ -52,6 +53,8 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
+            # The content before the rename, and the name after it: otherwise a loss of power could leave the new name
+            # with an empty file.
             if durable:
                 os.fsync(file.fileno())
         _set_mode(part, path)

@@ -77,6 +77,7 @@ class RemoteCall:
             except Exception as error:  # noqa: BLE001 - stores raise errors of their own classes
                 last = _find_cause(error)
             self._raise_if_permanent(last)
+            # An upload of many minutes may break off at its end, and must get another attempt.
             end += time.monotonic() - began if own_time else 0
             pause = retry_pause(number)
             if number == options.retries or time.monotonic() + pause >= end:
@@ -118,6 +119,7 @@ def run_with_timeout(call: Callable[[], T], seconds: float) -> T:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             results.put((False, error))
 
+    # Not a thread of a pool: calls that hang would occupy it, and the end of the process would wait for them.
     threading.Thread(target=run, daemon=True, name="quire-remote").start()
     try:
         succeeded, result = results.get(timeout=seconds)

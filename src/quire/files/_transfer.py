@@ -159,6 +159,7 @@ class _SourceFailedError(StorageError):
 
 
 def _send_once(write: WritePieces, source: Callable[[], Pieces], options: RemoteOptions) -> None:
+    # A limit for each wait and not for the upload: however large, it goes on for as long as the store takes pieces.
     seconds = options.timeout + _UPLOAD_PART / SLOWEST_UPLOAD
     pieces_queue = PieceQueue(_QUEUE_BYTES)
     sender = _Sender(write, pieces_queue)
@@ -213,7 +214,14 @@ def _choose_writer(url: str, options: RemoteOptions) -> tuple[WritePieces, Remot
     """Return the function that writes to an address, and the options with which it is retried."""
     if _is_local(url):
         path = _to_local_path(url)
-        return partial(_write_local, LocalFolder(path.parent), path.name), replace(options, retries=0)
+
+        def write_local(pieces: Iterable[Any]) -> None:
+            with LocalFolder(path.parent).open_for_write(path.name) as file:
+                for piece in pieces:
+                    file.write(piece)
+
+        # A disk that fails once fails again, and the caller should know at once.
+        return write_local, replace(options, retries=0)
     if scheme_of(url) in ("http", "https"):
         return _http_file(url, options).upload, options
     require_fsspec(url)
@@ -221,12 +229,6 @@ def _choose_writer(url: str, options: RemoteOptions) -> tuple[WritePieces, Remot
     connection = Connection(address.folder, options.storage_options)
     write = _write_object if scheme_of(url) in OBJECT_STORES else _write_and_move
     return partial(write, connection, address.name, options.timeout), options
-
-
-def _write_local(folder: LocalFolder, name: str, pieces: Iterable[Any]) -> None:
-    with folder.open_for_write(name) as file:
-        for piece in pieces:
-            file.write(piece)
 
 
 def _write_object(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
@@ -253,6 +255,7 @@ def _write_and_move(connection: Connection, name: str, seconds: float, pieces: I
         with attempt.call("open", attempt.path(part), "wb") as file:
             for piece in pieces:
                 file.write(piece)
+        # With time of its own: that of `attempt` began before the pieces, which may have taken hours.
         connection.within(seconds).call("mv", attempt.path(part), attempt.path(name))
     except BaseException:
         with suppress(Exception):
@@ -268,6 +271,7 @@ def split_pieces(parts: Iterable[Any]) -> Pieces:
     small = bytearray()
     for part in parts:
         view = memoryview(part)
+        # Large parts are sent as views, without a copy; a copy of small ones takes less than sending each alone.
         if view.nbytes < _PIECE // 4:
             small += view
         else:

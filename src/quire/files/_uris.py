@@ -57,6 +57,7 @@ def scheme_of(uri: str) -> str | None:
 def local_path(uri: str) -> str:
     """Return the path that a path or a file:// URI names; raise UriError for any other URI."""
     scheme = scheme_of(uri)
+    # A file may be called 'a:b.txt': an existing path is a path, whatever it looks like.
     if scheme is None or (scheme != "file" and os.path.lexists(uri)):
         return uri
     if scheme != "file":
@@ -166,6 +167,7 @@ def _read_path(path: str, uri: str, max_bytes: int) -> bytes:
 
 def _read_file(file: IO[bytes], uri: str, max_bytes: int) -> bytes:
     """Read a file of known size at once, and one without a size, like a pipe, in chunks."""
+    # With one read of the known size, no buffer grows and is copied. Files of /proc have a size of 0, and content.
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
         chunks = bytearray()

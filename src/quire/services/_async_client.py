@@ -88,6 +88,7 @@ class AsyncClient(BaseClient):
         return await self._read_contract(self._begin_call(None))
 
     async def _read_contract(self, attempts: Attempts) -> Contract:
+        # Without a lock: tasks that start together may read it several times, each within its own timeout.
         if self._contract is None:
             describe = self._method(DESCRIBE)
             description = await self._retry(
@@ -143,6 +144,7 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
 
     async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
         client = self._client
+        # As in `Client`: one message if it fits, else the stream method, which takes values in parts.
         if len(data) <= contract.max_message_bytes:
             answer = await client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
         else:
@@ -190,6 +192,7 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
             async for data in _join_parts(call, client.max_response_bytes):
                 yield plan.output.decode(data)
         except (grpc.RpcError, asyncio.CancelledError) as error:
+            # If the values fail, gRPC cancels the call, and the task gets a CancelledError that nobody asked for.
             if errors:
                 raise errors[0] from None
             if isinstance(error, asyncio.CancelledError):

@@ -93,6 +93,7 @@ class AsyncServer(BaseServer):
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
+        # In the order of `Server.stop`; batches run in threads, and finish while the event loop goes on.
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
         await asyncio.to_thread(self._calls.close, grace)
@@ -224,6 +225,7 @@ class AsyncServer(BaseServer):
             step = None
             try:
                 while True:
+                    # A thread for each answer, and not for the stream: one that waits for its reader holds none.
                     step = self._executor.submit(next, answers, _END)
                     message = await asyncio.wrap_future(step)
                     if message is _END:

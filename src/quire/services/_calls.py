@@ -91,6 +91,7 @@ class Calls:
         if endpoint.input.stream:
             yield from self._call_streaming(endpoint, requests, requests)
             return
+        # The function takes one value: it is called for each value of the stream, one after the other.
         for data in requests.messages():
             if endpoint.batched:
                 yield self.submit(endpoint, data).result()

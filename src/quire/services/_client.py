@@ -43,7 +43,7 @@ R = TypeVar("R")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _DIR_TIMEOUT = 1.0  # seconds that completing names may wait for a server
-_jitter = random.Random()  # noqa: S311 - not for secrets
+_jitter = random.SystemRandom()  # differs in forked workers, which would retry at the same time otherwise
 
 
 @dataclass
@@ -62,6 +62,7 @@ class Attempts:
     @property
     def seconds_left(self) -> float | None:
         """The seconds until the deadline."""
+        # Never 0, also after the deadline: the attempt then ends with gRPC's own status, as any other that takes long.
         return None if self.timeout is None else max(0.001, self.timeout - (time.monotonic() - self.started))
 
     def next_pause(self, error: Exception) -> float:
@@ -299,6 +300,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
 
     def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
         client = self._client
+        # The stream method takes values of any size, in parts, but a unary call takes less time on both sides.
         if len(data) <= contract.max_message_bytes:
             answer = client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
         else:
@@ -306,7 +308,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
             call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
             try:
                 [answer] = _join_parts(call, client.max_response_bytes)
-            finally:
+            finally:  # an error on this side would leave the stream open, and a thread of the server occupied
                 call.cancel()
         result: ResultT = plan.output.decode(answer)
         return result
@@ -354,6 +356,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
             for data in _join_parts(call, client.max_response_bytes):
                 yield requests.plan.output.decode(data)
         except grpc.RpcError as rpc:
+            # If the caller's own iterator fails, gRPC cancels the call, and its status does not have the reason.
             raise requests.error or rpc_to_error(rpc, f"{client.target} {self._name}") from None
         finally:
             call.cancel()

@@ -120,6 +120,7 @@ def _fingerprint(classes: Mapping[str, list[Json]]) -> str:
 
 def find_mismatch(writer: Json, reader: Json) -> str | None:
     """Return why documents of the writer's schema cannot be read with the reader's, or None if they can."""
+    # Most calls end here. Open classes (`BaseDocument`) take any fields, so that only values can be checked.
     if writer["fingerprint"] == reader["fingerprint"] or writer["open"] or reader["open"]:
         return None
     return _Comparison(writer["classes"], reader["classes"]).compare_classes(writer["type"], reader["type"], "")
@@ -239,6 +240,7 @@ class Contract:
         else:
             document_type = self._document_type_of(value, name)
         local = local or self._local_endpoints.get(name)
+        # Once for each class: a comparison of schemas takes longer than a small call.
         key = name, document_type, local
         if key not in self._plans:
             self._plans[key] = self._make_plan(*key)

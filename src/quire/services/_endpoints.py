@@ -206,6 +206,7 @@ def _parse_signature(function: Callable[..., Any], called: Callable[..., Any], n
 
 def resolve_hints(called: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the annotations of a function, with names of its closure resolved too."""
+    # With postponed annotations, classes that a function in a function names are only known to its closure.
     nonlocals = dict(inspect.getclosurevars(inspect.unwrap(called)).nonlocals) if inspect.isfunction(called) else {}
     try:
         return get_type_hints(called, localns=nonlocals or None, include_extras=True)

@@ -256,15 +256,13 @@ class _Parameter:
         self.type, self.metadata = _split_annotated(parameter.annotation)
         markers = [*self.metadata, parameter.default]
         self.body_info = next((marker for marker in markers if isinstance(marker, BodyInfo)), None)
-        self.payload = _find_payload(self._without_none())
+        tp = self.type
+        if get_origin(tp) in (Union, UnionType):  # an optional body is one of the class, if there is one
+            members = [member for member in get_args(tp) if member is not type(None)]
+            tp = members[0] if len(members) == 1 else tp
+        self.payload = _find_payload(tp)
         is_dependency = any(isinstance(marker, Depends) for marker in markers)
         self.is_documents = self.payload is not None and not self.payload.stream and not is_dependency
-
-    def _without_none(self) -> Any:
-        if get_origin(self.type) in (Union, UnionType):
-            members = [member for member in get_args(self.type) if member is not type(None)]
-            return members[0] if len(members) == 1 else self.type
-        return self.type
 
     def as_body(self, decode: Callable[[Any], Any] | None) -> inspect.Parameter:
         """Return the parameter as FastAPI is to see it: the JSON of documents, after `decode` if there is one."""

@@ -69,7 +69,7 @@ class RequestBudget:
 
     def take(self, size: int) -> None:
         """Count bytes that were received."""
-        with self._lock:
+        with self._lock:  # for the check and the addition: two requests must not take the same room
             if self._taken + size > self.limits.max_pending_bytes:
                 raise ServiceLimitError(
                     "all requests in memory together would have more than "
@@ -94,6 +94,7 @@ class RequestAccount:
 
     def take(self, size: int) -> None:
         """Count bytes of the request."""
+        # The limit of the request comes first: beyond it, another attempt later would not help.
         limit = self._budget.limits.max_request_bytes
         if self._taken + size > limit:
             raise _too_large(

@@ -78,9 +78,11 @@ def check_caller(authorize: Authorize | None, endpoint: str, context: ServicerCo
     """Raise ServiceAccessError for a caller that `authorize` refuses; `context` is gRPC's context of the call."""
     if authorize is None:
         return
+    # Pairs are objects of gRPC on one server, and tuples on the other.
     metadata = {pair[0]: pair[1] for pair in context.invocation_metadata() or ()}
     scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
     identities = tuple(name.decode(errors="replace") for name in context.peer_identities() or ())
+    # Other schemes than Bearer are no token, but `authorize` finds them in the metadata.
     bearer = token if scheme.lower() == "bearer" and token else None
     if not authorize(Caller(endpoint, bearer, context.peer(), metadata, identities)):
         why = "the token is not accepted" if bearer else "there is no token: Client(..., token=...)"

@@ -132,6 +132,7 @@ class BaseServer:
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }
+        # Generic handlers take and return bytes: quire encodes messages itself, without generated classes.
         services: dict[str, dict[str, Any]] = {SERVICE: {DESCRIBE: grpc.unary_unary_rpc_method_handler(describe)}}
         for method in self._spec.methods():
             handler = make_handler[method.streams](make_method(method))
@@ -241,6 +242,7 @@ class Server(BaseServer):
         def answer(data: bytes, context: ServicerContext) -> bytes:
             try:
                 self._admission.check()
+                # Calls may wait for this one, since its request is complete; they are refused where streams run.
                 with self._admission.slots.ends_by_itself():
                     return self._answer(endpoint, data, context)
             except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
@@ -260,6 +262,7 @@ class Server(BaseServer):
 
         if not any(method.streams):
             return answer
+        # A method that takes a stream and returns one value yields exactly one message.
         return stream if method.streams[1] else lambda messages, context: b"".join(stream(messages, context))
 
     def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:

@@ -182,6 +182,7 @@ class ServiceSpec:
                 raise SchemaError(f"{endpoint!r} is the name of the stream method of {other!r}: rename it.")
         name = name or service_name(service)
         is_open = any(endpoint.is_open for endpoint in endpoints.values())
+        # Clients that use quire read documents of any class, but a `.proto` needs to know their fields.
         proto = None if is_open else plan_proto_service(name, endpoints, previous)
         description = json.dumps(describe_service(name, endpoints, limits)).encode()
         return cls(name, endpoints, proto, previous, encode_delimited(1, description))
