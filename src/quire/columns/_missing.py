@@ -137,13 +137,13 @@ def zero_missing(columns: Columns, is_selected: Callable[[FieldPath], bool], pat
 
     A function on a whole column has computed something for these rows, too, such as the mean that it subtracts.
     """
+    if columns.is_deferred:  # no function has changed documents that are gathered on demand
+        return columns
     changed: dict[str, Column] = {}
     for name, column in columns.columns.items():
         own = (*path, name)
         if column.children:
-            changed[name] = column.map_children(
-                lambda child, own=own: child if child.is_deferred else zero_missing(child, is_selected, own)
-            )
+            changed[name] = column.map_children(partial(zero_missing, is_selected=is_selected, path=own))
         elif isinstance(column, TensorColumn) and column.validity is not None and is_selected(own):
             framework, data = column.framework, column.data
             if framework.dtype(data) != "string":
