@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,12 +143,18 @@ class RowReader:
             again.framework = locations.framework
             yield from self.layout.gather_parts(again, sizes, without)
         except DecodeError:
-            # Codecs do not know which shard a row is in. Read shard by shard, so that the error names the damaged one.
-            numbers = self.shards_of(rows)
-            for number in np.unique(numbers).tolist():
-                with shard_errors(self.folder, self.shards[number]):
-                    self.layout.gather(self.locate(rows[numbers == number]))
+            self._find_damaged_shard(rows, lambda part: self.layout.gather(self.locate(rows[part])))
             raise
+
+    def _find_damaged_shard(self, rows: NDArray[np.int64], read: Callable[[NDArray[np.bool_]], object]) -> None:
+        """Raise an error that names the damaged shard: codecs do not know which shard a row is in.
+
+        `read` is called for the rows of each shard, of which it reads those that a mask selects.
+        """
+        numbers = self.shards_of(rows)
+        for number in np.unique(numbers).tolist():
+            with shard_errors(self.folder, self.shards[number]):
+                read(numbers == number)
 
     def read_parts(self) -> Iterator[Columns]:
         """Yield the columns of all rows in order, in parts of at most about 16 MiB. The cache is not used.
@@ -209,11 +215,12 @@ class RowReader:
                     raise
                 self._close_shards(rows)
             except DecodeError:
-                numbers = self.shards_of(rows)
-                for number in np.unique(numbers).tolist():
-                    part = numbers == number
-                    with shard_errors(self.folder, self.shards[number]):
-                        locate_elements(codec, self.locate(rows[part]), starts[part], sizes[part], lengths[part])
+                self._find_damaged_shard(
+                    rows,
+                    lambda part: locate_elements(
+                        codec, self.locate(rows[part]), starts[part], sizes[part], lengths[part]
+                    ),
+                )
                 raise
         raise AssertionError
 
