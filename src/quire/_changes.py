@@ -64,7 +64,7 @@ def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
     pickle as something that can be loaded.
     """
     fields = state["__dict__"]
-    memo: dict[Any, Any] = {}
+    memo: dict[Any, Any] = {}  # one for all fields: a tensor that two of them hold is still one after loading
     changes: dict[str, Any] = {}
     tensor_fields, container_fields = _fields_with_tensors(schema)
     tensors = _find_tensors({name: fields.get(name) for name in tensor_fields})

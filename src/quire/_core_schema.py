@@ -149,7 +149,7 @@ def _prefer_exact_tensors(schema: dict[str, Any]) -> None:
 
     if members:
         union = dict(schema)
-        schema.clear()
+        schema.clear()  # changed in place, since the schema around it refers to this dict
         schema.update(core_schema.no_info_wrap_validator_function(take, union))
 
 
@@ -194,7 +194,7 @@ def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
     """
     written = written_names(document_type)
     for name, field in fields.items():
-        alias = field.get("validation_alias")
+        alias = field.get("validation_alias")  # a name, a path, or a list of paths
         if alias is None:
             choices = [[name]]
         elif isinstance(alias, str):
@@ -385,7 +385,7 @@ def _compare_dimensions(model: dict[str, Any], tensors: dict[str, TensorType]) -
         for name, tensor_type in fields.items():
             value = content[0].get(name)
             framework = framework_of(value)
-            known = dict(sizes)
+            known = dict(sizes)  # for the message: `bind` also adds the sizes of a tensor that does not fit
             if framework is not None and not tensor_type.spec.bind(framework.shape(value), sizes):
                 expected = f"{name} of shape {format_shape(tensor_type.spec.shape or ())} with " + ", ".join(
                     f"{dim}={size}" for dim, size in known.items() if dim in tensor_type.spec.names

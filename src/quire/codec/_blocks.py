@@ -126,7 +126,7 @@ def encode_stream(
     text_fields = encode_text(HeaderField.TYPE, type_name) + encode_text(HeaderField.SCHEMA, schema)
     header: Block = HEADER, 0, [VERSION_FIELD + text_fields]
     position = 0
-    offsets: list[int] = []
+    offsets: list[int] = []  # of the header and of all blocks; the index leaves out the header
     counts: list[int] = []
 
     def pack(block: Block | Callable[[], Block]) -> tuple[int, list[Any]]:
@@ -139,6 +139,8 @@ def encode_stream(
         counts.append(count)
         position += sum(map(size_of, segment))
         yield segment
+    # The index is written last, when the sizes of all segments are known. The tail points back to it, so that a reader
+    # of a seekable file starts at the end.
     index = encode_packed(IndexField.OFFSETS, offsets[1:]) + encode_packed(IndexField.COUNTS, counts[1:])
     yield _compress_parts(pack_segment(INDEX, sum(counts), [index]), compression)
     yield _compress_parts([_TAIL.pack(_TAIL_MAGIC, position)], compression)
@@ -475,6 +477,7 @@ def select_blocks(
 
     def check_counts() -> Iterator[tuple[Segment, Sequence[int]]]:
         for segment, (block, positions) in zip(segments, runs, strict=True):
+            # Positions were assigned to blocks by the index. If a block differs from it, they are other documents.
             if segment.count != index.counts[block]:
                 count = index.counts[block]
                 raise DecodeError(f"{segment.where} has {segment.count} documents, but {count} in the index.")

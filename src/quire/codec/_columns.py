@@ -322,6 +322,7 @@ def decode_rows(
     document_type = _class_registry.find(batch.type_name, expected, reader.options.types)
     if document_type is None or document_type.document_schema().is_open:
         return batch.decode_dynamic()
+    # Rows may be of subclasses. Documents of one that is not loaded keep all values only as dynamic documents.
     if expected is None and batch.has_extra_states and not batch.are_classes_loaded():
         return batch.decode_dynamic()
     columns = batch.decode_columns(document_type.document_schema())

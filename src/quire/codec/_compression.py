@@ -87,6 +87,7 @@ class _ZstdFrames:
         magic = self._source.read(4)
         if not magic:
             return None
+        # Skippable frames have 16 magic numbers, 0x184D2A50 to 0x184D2A5F. Their size may be forged: read in pieces.
         if len(magic) == 4 and magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5:
             size = int.from_bytes(self._read_exactly(4), "little")
             for piece in [_PIECE] * (size // _PIECE) + [size % _PIECE]:

@@ -323,9 +323,9 @@ def _fits(field: Field, value: Any, *, exact: bool) -> bool:
         return True
     if field.kind is FieldKind.UNION:
         return any(_fits(item, value, exact=exact) for item in field.items)
-    if get_origin(field.type) is Literal:
+    if get_origin(field.type) is Literal:  # True == 1, so the types are compared as well
         return any(value == known and type(value) is type(known) for known in get_args(field.type))
-    if field.kind is FieldKind.ANY:
+    if field.kind is FieldKind.ANY:  # takes what fits no other member exactly
         return not exact
     if field.kind is FieldKind.TENSOR:
         return isinstance(value, field.type)
