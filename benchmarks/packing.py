@@ -200,8 +200,9 @@ def consume(blocks: Callable[[], Blocks]) -> None:
         pass
 
 
+@cache
 def open_peer(name: str, size: int) -> tuple[Callable[[], Blocks] | None, str]:
-    """Return the blocks of a peer, or the reason why there are none."""
+    """Return the blocks of a peer, or the reason why there are none; its data is written once."""
     package, build = PEERS[name]
     try:
         return build(size), ""

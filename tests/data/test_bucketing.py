@@ -230,8 +230,8 @@ def test_damaged_shards_are_skipped(tmp_path: Path) -> None:
     damaged = bucketed(tmp_path / "d", max_tokens=500, on_error="skip")
     file = sorted((tmp_path / "d").glob("*.arrow"))[1]
     file.write_bytes(b"nothing")
-    found = sorted(row for batch in damaged for row in numbers(batch))
-    assert found == [*range(10), *range(20, 40)]
+    rows_read = sorted(row for batch in damaged for row in numbers(batch))
+    assert rows_read == [*range(10), *range(20, 40)]
     assert len(damaged.errors) == 1
 
 
