@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from quire.data import StreamingDataset
 from quire.errors import OptionError
-from tests.integrations.training_runs import Row, write_rows
+from quire.integrations._loaders import PassLoader, make_loader
+from tests.integrations.training_runs import ROWS, Row, write_rows
 
 pytestmark = [
     pytest.mark.needs("torch", "pyarrow"),
@@ -99,3 +101,17 @@ def test_checkpoint_without_a_position_is_rejected(data: Path, tmp_path: Path) -
         trainer.train(resume_from_checkpoint=True)
     with pytest.raises(OptionError, match="A DataLoader cannot be resumed"):
         QuireTrainer(torch.nn.Linear(4, 1), arguments, train_dataset=[1]).get_train_dataloader()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pass_ends_with_its_last_batch(data: Path, workers: int) -> None:
+    """A trainer that knows the length asks for no more batches, and then for the length of the next pass."""
+    before = open_rows(data, rank=0, world_size=2)
+    state = list(islice(before, 3))[-1].state
+    batches = PassLoader(make_loader("the test", open_rows(data), workers))
+    batches.load_state_dict(state)
+    assert (len(batches), batches.steps_left()) == (3 + 20, 20)
+    rows = [number for batch in islice(batches, 20) for number in batch.number.tolist()]
+    assert len(set(rows)) == ROWS - 3 * 16
+    assert (len(batches), batches.steps_left(), batches.passes) == (26, 26, 1)
+    assert len(list(batches)) == 26

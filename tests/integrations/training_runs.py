@@ -150,9 +150,12 @@ class Training:
         assert not wrong, wrong
         assert len(epochs) == EPOCHS
 
-    def check_contract(self, first: dict[str, Any], second: dict[str, Any]) -> None:
-        """Kill a run after a checkpoint, resume it with other options, and check the rows."""
-        steps = EPOCHS * ROWS // (8 * first.get("processes", 1))
+    def check_contract(self, first: dict[str, Any], second: dict[str, Any], *, in_first_epoch: bool = False) -> None:
+        """Kill a run after a checkpoint, resume it with other options, and check the rows.
+
+        It is killed at any step, or at any of the first epoch.
+        """
+        steps = (1 if in_first_epoch else EPOCHS) * ROWS // (8 * first.get("processes", 1))
         kill_at = random.randrange(SAVE_EVERY * self.options.get("accumulate", 1) + 1, steps - 1)
         try:
             self.run(**first, kill_at=kill_at)

@@ -7,14 +7,14 @@ one that is installed. `QuireDataModuleMixin` serves programs that import both.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from quire._optional import is_installed, is_loaded, require
 from quire.array import DocumentBatch
 from quire.errors import OptionError
-from quire.integrations._loaders import make_loader
+from quire.integrations._loaders import PassLoader, make_loader
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule
@@ -113,30 +113,20 @@ class QuireDataModuleMixin:
             trainer.reload_dataloaders_every_n_epochs = 1
 
 
-class _Batches:
+class _Batches(PassLoader):
     """The batches of a loader. Lightning loads the state of the data module, and then that of each of its loaders."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        super().__init__(loader)
         self._loaded: Any = None
 
     @property
     def was_loaded(self) -> bool:
         return self._loaded is not None
 
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._loader  # a pass begins with its first batch, since Lightning calls iter() twice an epoch
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._loader.state_dict()
-        return state
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state != self._loaded:
-            self._loader.load_state_dict(state)
+            super().load_state_dict(state)
             self._loaded = state
 
 

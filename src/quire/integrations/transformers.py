@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.array import DocumentBatch
 from quire.errors import MissingDependencyError, OptionError
-from quire.integrations._loaders import make_loader
+from quire.integrations._loaders import PassLoader, make_loader
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -147,42 +147,15 @@ class _Resumed:
         return cls(saved["data"], saved["passes"], state["global_step"])
 
 
-class _Inputs:
-    """The batches of a loader as arguments of a model; counts them."""
+class _Inputs(PassLoader):
+    """The batches of a loader as arguments of a model."""
 
     def __init__(self, loader: Any, make_inputs: Callable[[DocumentBatch[Any]], Mapping[str, Any]]) -> None:
-        self._loader, self._make_inputs = loader, make_inputs
-        self._taken = 0  # in this pass, with those before it was resumed
-        self.passes = 0
-
-    def __len__(self) -> int:
-        return len(self._loader)
+        super().__init__(loader)
+        self._make_inputs = make_inputs
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        length = len(self)
-        for batch in self._loader:
-            self._taken += 1
-            if self._taken == length:  # a checkpoint may be saved after this batch, before the loop asks for another
-                self._taken, self.passes = 0, self.passes + 1
-            yield self._make_inputs(batch)
-
-    def steps_left(self) -> int:
-        """Return the number of batches of the pass that is resumed, or of the next one."""
-        return len(self) - self._taken
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._loader.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(state)
-        self._taken = _count_taken(self._loader.state_dict())
-
-
-def _count_taken(state: Mapping[str, Any]) -> int:
-    """Return the number of steps of the pass before a state: of a mix, or of a stream."""
-    count: int = state["step"] if "datasets" in state else state["taken"] + state["before"] + state["step"]
-    return count
+        return map(self._make_inputs, super().__iter__())
 
 
 def _input_function(inputs: Inputs | None) -> Callable[[DocumentBatch[Any]], Mapping[str, Any]]:
