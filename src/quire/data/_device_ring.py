@@ -113,7 +113,7 @@ def open_device(device: Any, framework: str) -> CopyDevice | None:
         raise OptionError(f"device={device!r} is no device of torch: {str(error).splitlines()[0]}") from error
     if chosen.type == "cpu":
         return None
-    module = getattr(torch, chosen.type, None)  # torch.accelerator, which has them all, is new in torch 2.6
+    module: Any = getattr(torch, chosen.type, None)  # torch.accelerator, which has them all, is new in torch 2.6
     if not hasattr(module, "is_available") or not module.is_available():
         raise OptionError(f"device={device!r}: torch finds no such device on this machine.")
     if not hasattr(module, "Stream"):
