@@ -33,8 +33,8 @@ def open_rows(**options: Any) -> StreamingDataset[Row]:
 
 def latest(pattern: str) -> Path | None:
     """Return the checkpoint of the last step, whose name ends with it, as in 'checkpoint-12'."""
-    found = sorted(Path(CONFIG.folder).glob(pattern), key=step_of)
-    return found[-1] if found else None
+    checkpoints = sorted(Path(CONFIG.folder).glob(pattern), key=step_of)
+    return checkpoints[-1] if checkpoints else None
 
 
 def step_of(checkpoint: Path) -> int:
