@@ -16,7 +16,9 @@ from collections.abc import Callable
 from itertools import cycle, repeat
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from contest import parse_options, run
 from measure import Contestant, Loop, Row, peer, repeated
 from pydantic import BaseModel, ConfigDict, Field
@@ -180,6 +182,92 @@ def take_row(size: int) -> Row:
     )
 
 
+class Thumbnail(BaseDocument):
+    """A document of 12 KiB."""
+
+    image: TorchTensor[3, 32, 32]
+    label: int
+    text: str
+
+
+def take_small_row(size: int) -> Row:
+    """Take 64 random rows of 12 KiB, where the overhead per call counts more; the reference is written by hand."""
+    images = np.random.default_rng(0).random((size, 3, 32, 32), np.float32)
+    documents = (Thumbnail(image=torch.from_numpy(x), label=i % 10, text=f"text {i}") for i, x in enumerate(images))
+    batch = DocumentArray[Thumbnail](documents).stack()
+    column: Any = batch.image.numpy()
+    numbers = np.random.default_rng(1)
+    indices = [numbers.integers(0, size, 64) for _ in range(60)]
+    first, second = cycle(indices).__next__, cycle(indices[30:] + indices[:30]).__next__
+    third = cycle([torch.from_numpy(rows) for rows in indices[15:] + indices[:15]]).__next__
+    return Row(
+        title=f"take 64 random rows of 12 KiB of a batch of {size:,}",
+        what="`batch.take(rows)`, every column. The reference is `torch.from_numpy(np.take(column, rows, 0))` of the "
+        "image column alone.",
+        quire=Contestant("quire", repeated(lambda: batch.take(first()))),
+        reference=Contestant("np.take and a tensor", repeated(lambda: torch.from_numpy(np.take(column, second(), 0)))),
+        peers=[Contestant("torch.index_select", repeated(lambda: torch.index_select(batch.image, 0, third())))],
+        target=1.3,
+        known="quire 0.1 1.96x of index_select",
+        calls=20,
+        turns=12,
+    )
+
+
+# --- batches as trees
+
+
+def batch_of_pictures(size: int = 64) -> Any:
+    """Return a batch of torch's tensors, with texts."""
+    return DocumentArray[Picture](Picture(**row) for row in picture_rows(size)).stack(framework="torch")
+
+
+def tree_map_row(_: int) -> Row:
+    """Take a batch apart and assemble it with a function that does nothing."""
+    batch = batch_of_pictures()
+
+    def same(tensor: Any) -> Any:
+        return tensor
+
+    def tensorclass(theirs: Any) -> Loop:
+        pictures = theirs.stacked(picture_rows(64))
+        return repeated(lambda: pytree.tree_map(same, pictures))
+
+    return Row(
+        title="tree_map of a batch",
+        what="`torch.utils._pytree.tree_map` of a function that returns its argument; image, label, and 64 texts.",
+        quire=Contestant("quire", repeated(lambda: pytree.tree_map(same, batch))),
+        reference=peer("tensorclass", "tensordict", tensorclass),
+        peers=[],
+        target=1.1,
+        calls=50,
+        turns=20,
+    )
+
+
+def compiled_row(_: int) -> Row:
+    """Call a compiled function of a batch; checking that the batch fits the graph is the overhead."""
+    # Each contestant compiles a function of its own: the cache of graphs belongs to the code of a function.
+    compiled: Any = torch.compile(lambda batch: batch.image.mean() + batch.label.sum(), fullgraph=True, backend="eager")
+    batch = batch_of_pictures()
+
+    def tensorclass(theirs: Any) -> Loop:
+        own: Any = torch.compile(lambda batch: batch.image.mean() + batch.label.sum(), fullgraph=True, backend="eager")
+        pictures = theirs.stacked(picture_rows(64))
+        return repeated(lambda: own(pictures))
+
+    return Row(
+        title="compiled function of a batch",
+        what="`torch.compile(fullgraph=True, backend='eager')` of a function that reads two columns.",
+        quire=Contestant("quire", repeated(lambda: compiled(batch))),
+        reference=peer("tensorclass", "tensordict", tensorclass),
+        peers=[],
+        target=1.1,
+        calls=20,
+        turns=20,
+    )
+
+
 def iterate_row(size: int) -> Row:
     """Convert every row to a document, and drop it."""
     rows = picture_rows(size)
@@ -301,6 +389,9 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "construct": construct_row,
     "stack": stack_row,
     "take": take_row,
+    "take_small": take_small_row,
+    "tree_map": tree_map_row,
+    "compiled": compiled_row,
     "iterate": iterate_row,
     "add": add_row,
     "import": import_row,

@@ -11,8 +11,11 @@ import gc
 import importlib
 import random
 import resource
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import median
@@ -111,6 +114,16 @@ def peer(name: str, package: str, build: Callable[[Any], Loop]) -> Contestant:
             raise
         return Contestant(name, missing="not installed")
     return Contestant(name, build(module))
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Keep other processes busy for the duration of a block."""
+    with ExitStack() as stack:
+        for _ in range(number):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
 
 
 def measure(row: Row, rounds: int) -> Result:

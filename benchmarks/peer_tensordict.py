@@ -23,6 +23,11 @@ def pictures(rows: list[dict[str, Any]]) -> list[Picture]:
     return [Picture(**{**row, "label": torch.tensor(row["label"])}, batch_size=[]) for row in rows]
 
 
+def stacked(rows: list[dict[str, Any]]) -> Picture:
+    """Return a batch of rows, with a text in each."""
+    return torch.stack(pictures(rows)).contiguous()
+
+
 def columns(images: torch.Tensor, labels: torch.Tensor) -> TensorDict:
     """Return the columns that rows are taken of; without texts, which a TensorDict holds only as special objects."""
     return TensorDict({"image": images, "label": labels}, [len(images)])
