@@ -26,7 +26,7 @@ from quire.columns import ColumnStatistics
 from quire.display import document_tree, one_line, print_rich, schema_tree, track
 from quire.document import BaseDocument
 from quire.errors import CodecError, PathError, ShardError, did_you_mean
-from quire.schema import Field, Schema
+from quire.schema import Schema
 
 if TYPE_CHECKING:
     from quire.cli._command import Subparsers
@@ -84,7 +84,22 @@ def run_inspect(options: argparse.Namespace) -> None:
         return
     size = "" if source.bytes is None else f", {format_bytes(source.bytes)}"
     sys.stdout.write(f"{source.path}: {source.format}, {rows:,} rows{size}\n")
-    _print_facts(source)
+    for name, fact in source.facts.items():
+        if name not in ("rows", "columns", "columns_of_shards"):
+            sys.stdout.write(f"{name}: {one_line(', '.join(fact) if isinstance(fact, list) else fact)}\n")
+    if "columns" in source.facts:
+        table = [
+            [
+                one_line(path),
+                column["compression"],
+                format_bytes(column["bytes"]),
+                format_bytes(column["uncompressed_bytes"]),
+            ]
+            for path, column in source.facts["columns"].items()
+        ]
+        sys.stdout.flush()  # rich writes to the stream itself
+        title = f"columns of {source.facts['columns_of_shards']} shards"
+        print_table(["column", "compression", "bytes", "uncompressed"], table, title)
     print_rich(schema_tree(source.schema))
     if options.shards and source.dataset is not None:
         print_table(list(shards[0]) if shards else [], [[str(v) for v in shard.values()] for shard in shards], "shards")
@@ -93,41 +108,20 @@ def run_inspect(options: argparse.Namespace) -> None:
 
 
 def _describe_schema(schema: Schema, depth: int) -> list[dict[str, Any]]:
-    return [_describe_field(field, depth) for field in schema.fields]
-
-
-def _describe_field(field: Field, depth: int) -> dict[str, Any]:
-    description: dict[str, Any] = {
-        "name": field.name,
-        "kind": field.kind.value,
-        "type": str(field),
-        "nullable": field.nullable,
-    }
-    if field.kind in ("document", "documents"):
-        description["recursive"] = field.recursive
-        if depth and not field.recursive:
-            description["fields"] = _describe_schema(field.document_type.document_schema(), depth - 1)
-    return description
-
-
-def _print_facts(source: DocumentSource) -> None:
-    facts = dict(source.facts)
-    columns, shards = facts.pop("columns", None), facts.pop("columns_of_shards", 0)
-    facts.pop("rows", None)
-    for name, fact in facts.items():
-        sys.stdout.write(f"{name}: {one_line(', '.join(fact) if isinstance(fact, list) else fact)}\n")
-    if columns:
-        rows = [
-            [
-                one_line(path),
-                column["compression"],
-                format_bytes(column["bytes"]),
-                format_bytes(column["uncompressed_bytes"]),
-            ]
-            for path, column in columns.items()
-        ]
-        sys.stdout.flush()
-        print_table(["column", "compression", "bytes", "uncompressed"], rows, f"columns of {shards} shards")
+    fields = []
+    for field in schema.fields:
+        description: dict[str, Any] = {
+            "name": field.name,
+            "kind": field.kind.value,
+            "type": str(field),
+            "nullable": field.nullable,
+        }
+        if field.kind in ("document", "documents"):
+            description["recursive"] = field.recursive
+            if depth and not field.recursive:
+                description["fields"] = _describe_schema(field.document_type.document_schema(), depth - 1)
+        fields.append(description)
+    return fields
 
 
 # --- head
@@ -250,6 +244,19 @@ def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
         values = column.to_dict()  # with dates and the like as texts
         histogram = column.histogram
         largest = 1 if histogram is None else max(histogram.counts) or 1
+        lengths = ""
+        if column.shapes is not None:
+            shapes = ["x".join(map(str, shape)) or "()" for shape, _ in column.shapes[:2]]
+            lengths = f"{', '.join(shapes)}{' …' if len(column.shapes) > 2 else ''}"
+        elif column.lengths is not None:
+            of = column.lengths
+            lengths = f"{of.minimum:,} to {of.maximum:,}, mean {of.mean:,.1f}"
+        # Values that occur more than once, with their counts; otherwise the number of distinct values.
+        top = ", ".join(
+            [f"{one_line(str(value), 16)} ({count:,})" for value, count in column.top or () if count > 1][:3]
+        )
+        if not top and column.distinct is not None:
+            top = f"{column.distinct:,} distinct"
         rows.append(
             [
                 one_line(column.path),
@@ -260,28 +267,12 @@ def _print_statistics(statistics: dict[str, ColumnStatistics]) -> None:
                 format_number(column.mean),
                 format_number(values["maximum"]),
                 "" if histogram is None else "".join(_BARS[-(-count * 8 // largest)] for count in histogram.counts),
-                _format_lengths(column),
-                _format_top_values(column),
+                lengths,
+                top,
             ]
         )
     sys.stdout.flush()
     print_table(names, rows, "statistics")
-
-
-def _format_lengths(column: ColumnStatistics) -> str:
-    if column.shapes is not None:
-        shapes = ["x".join(map(str, shape)) or "()" for shape, _ in column.shapes[:2]]
-        return f"{', '.join(shapes)}{' …' if len(column.shapes) > 2 else ''}"
-    lengths = column.lengths
-    return "" if lengths is None else f"{lengths.minimum:,} to {lengths.maximum:,}, mean {lengths.mean:,.1f}"
-
-
-def _format_top_values(column: ColumnStatistics) -> str:
-    """Format the values that occur more than once with their counts, otherwise the number of distinct values."""
-    repeated = [f"{one_line(str(value), 16)} ({count:,})" for value, count in column.top or () if count > 1][:3]
-    if repeated:
-        return ", ".join(repeated)
-    return "" if column.distinct is None else f"{column.distinct:,} distinct"
 
 
 # --- verify

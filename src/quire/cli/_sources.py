@@ -181,6 +181,7 @@ def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     storage = load_storage()
     sizes: dict[str, list[Any]] = {}
+    # A footer costs a request each if the dataset is remote, and the first shards are typical of the rest.
     chosen = [shard for shard in dataset.shards if shard.format == "parquet"][:_FOOTERS]
     for shard in chosen:
         with (

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -126,32 +126,24 @@ def _open_text(path: str, options: TargetOptions) -> Iterator[IO[bytes]]:
 
 
 def _write_folder(chosen: str, source: DocumentSource, items: Iterator[Any], path: str, options: TargetOptions) -> None:
-    if "://" in path:
-        if chosen in _FOLDER_FORMATS:
-            raise OptionError(
-                f"{path}: a folder of {chosen} can only be written to this machine; datasets can go to a URL."
-            )
-        _write_dataset(chosen, source, items, path, options)
-        return
-    with _replace_folder(Path(path)) as folder:
+    if "://" in path and chosen in _FOLDER_FORMATS:
+        raise OptionError(
+            f"{path}: a folder of {chosen} can only be written to this machine; datasets can go to a URL."
+        )
+    # `write_dataset` publishes a dataset at a URL atomically by itself.
+    with nullcontext(path) if "://" in path else _replace_folder(Path(path)) as folder:
         if chosen == "files":
-            write_files(source.schema, flatten(items), folder, options.content)
+            write_files(source.schema, flatten(items), Path(folder), options.content)
         elif chosen == "huggingface":
             load_storage().write_huggingface(source.document_type, flatten(items), folder)
         else:
-            _write_dataset(chosen, source, items, str(folder), options)
-
-
-def _write_dataset(
-    chosen: str, source: DocumentSource, items: Iterator[Any], path: str, options: TargetOptions
-) -> None:
-    write_options: dict[str, Any] = {"tensor_storage": options.tensor_storage}
-    if options.shard_bytes is not None:
-        write_options["shard_bytes"] = options.shard_bytes
-    mode = "overwrite" if options.force else "create"
-    load_storage().write_dataset(
-        items, path, source.document_type, format=chosen, mode=mode, show_progress=False, **write_options
-    )
+            write_options: dict[str, Any] = {"tensor_storage": options.tensor_storage}
+            if options.shard_bytes is not None:
+                write_options["shard_bytes"] = options.shard_bytes
+            write_options["mode"] = "overwrite" if options.force else "create"
+            load_storage().write_dataset(
+                items, str(folder), source.document_type, format=chosen, show_progress=False, **write_options
+            )
 
 
 @contextmanager

@@ -149,7 +149,8 @@ def rows_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], 
     from rich.text import Text
 
     sizes = [min(_MAX_COLUMN, max([len(name), *(len(row[at]) for row in rows)])) for at, name in enumerate(names)]
-    count = _fitting_columns(sizes, width)
+    ends = [1 + sum(size + _BORDER for size in sizes[: at + 1]) for at in range(len(sizes))]
+    count = next((at for at, end in enumerate(ends) if end > width and at >= 2), len(sizes))  # at least two
     table = Table()
     for name in names[:count]:
         table.add_column(Text(name, style="green"), overflow="ellipsis", no_wrap=True, max_width=_MAX_COLUMN)
@@ -158,13 +159,3 @@ def rows_table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], 
     rest = ", ".join(names[count:])
     more = f"… {len(names) - count} more columns: {one_line(rest, max(width - 30, 20))}" if rest else ""
     return Group(Text(one_line(title, width)), table, *([Text(more, style="dim")] if more else []))
-
-
-def _fitting_columns(sizes: list[int], width: int) -> int:
-    """Return how many columns fit, at least two."""
-    used = 1
-    for number, size in enumerate(sizes):
-        used += size + _BORDER
-        if used > width and number >= 2:
-            return number
-    return len(sizes)

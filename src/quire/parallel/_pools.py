@@ -92,20 +92,20 @@ def _pickling_submit(submit: Callable[..., Future[bytes]], function: Function) -
     def submit_items(items: Sequence[Any]) -> Future[Outcome]:
         outcome: Future[Outcome] = Future()
         task = submit(run_pickled_task, token, data, dump_value(items, to_own=False)[0])
+
+        def load(done: Future[bytes]) -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return
+            try:
+                outcome.set_result(load_value(done.result()))
+            except BaseException as error:  # noqa: BLE001 - the consumer of the results raises it
+                outcome.set_exception(error)
+
         outcome.add_done_callback(lambda ended: ended.cancelled() and task.cancel())
-        task.add_done_callback(lambda done: _load_outcome(outcome, done))
+        task.add_done_callback(load)
         return outcome
 
     return submit_items
-
-
-def _load_outcome(outcome: Future[Outcome], done: Future[bytes]) -> None:
-    if not outcome.set_running_or_notify_cancel():
-        return
-    try:
-        outcome.set_result(load_value(done.result()))
-    except BaseException as error:  # noqa: BLE001 - the consumer of the results raises it
-        outcome.set_exception(error)
 
 
 class _WatchedPool:

@@ -41,7 +41,15 @@ class PickledFunction:
 def serve(channel: Connection) -> None:
     """Run tasks from the pipe until it is closed or the parent is gone. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    parent = parent_process()
+
+    def exit_with_parent() -> None:
+        # A parent that is killed closes nothing: the pipe may be open in other workers that it forked.
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     runner = _TaskRunner()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -65,13 +73,6 @@ class _TaskRunner:
         except Exception as error:  # noqa: BLE001 - unpickling imports the user's modules
             return Outcome(failure=Failure(0, error, f"the worker process could not read it: {summary_of(error)}"))
         return run_task(self._function, values)
-
-
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 # --- in the parent

@@ -95,6 +95,7 @@ class Embeddings:
             for start, columns in narrow.blocks(size):
                 yield _read_matrix(columns, path, width, np.arange(start, start + len(columns)))
             return
+        # Runs of rows instead of single ones: rows that are stored together are read and decoded together.
         for start in np.linspace(0, len(narrow) - limit // _RUNS, _RUNS).astype(np.int64).tolist():
             rows = np.arange(start, start + limit // _RUNS)
             yield _read_matrix(narrow.columns(rows), path, width, rows)

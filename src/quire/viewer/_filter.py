@@ -59,24 +59,18 @@ def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
     """Parse a filter line into a query; an empty line is an empty query."""
     if len(text) > LONGEST:
         raise FilterError(f"the filter has {len(text):,} characters; at most {LONGEST:,} are read.")
-    tokens = _split_tokens(text)
+    tokens: list[_Token] = []
+    for match in _TOKEN.finditer(text.rstrip()):
+        kind = str(match.lastgroup)
+        if kind == "bad":
+            raise FilterError(f"{match[kind]!r} is not closed or has no meaning here.", match.start(kind))
+        tokens.append(_Token(kind, match[kind], match.start(kind)))
     if not tokens:
         return {}
     parser = _Parser(tokens, schema, len(text))
     query = parser.parse_or(0)
     parser.check_end()
     return query
-
-
-def _split_tokens(text: str) -> list[_Token]:
-    tokens: list[_Token] = []
-    for match in _TOKEN.finditer(text.rstrip()):
-        kind = str(match.lastgroup)
-        start = match.start(kind)
-        if kind == "bad":
-            raise FilterError(f"{match[kind]!r} is not closed or has no meaning here.", start)
-        tokens.append(_Token(kind, match[kind], start))
-    return tokens
 
 
 class _Parser:

@@ -10,7 +10,7 @@ import io
 import struct
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,6 +118,7 @@ class MediaReader:
         if names[0] not in schema.by_name:
             raise PathError(f"{schema.name} has no field {names[0]!r}.")
         rate = sample_rate_field(names[0], schema)
+        # A row may hold a video next to a small image: only the column in question is read.
         narrow = self._pages.narrow(*(names[:1] if rate is None else [names[0], rate]))
         value: Any = narrow.take(np.array([row]))[0]
         owner = value
@@ -133,7 +134,11 @@ class MediaReader:
             return bytes(value)
         content = read_media_uri(value, _MAX_BYTES) if isinstance(value, str) else None
         if content is None and self._folder is not None and isinstance(value, (str, Path)):
-            content = _read_file_inside(self._folder, value)
+            with suppress(OSError, ValueError):  # no such file, or no valid path
+                # Symbolic links are resolved before the check, so that none leads out of the folder.
+                file = Path(self._folder, value).resolve(strict=True)
+                if file.is_relative_to(self._folder) and file.is_file() and file.stat().st_size <= _MAX_BYTES:
+                    content = file.read_bytes()
         if content is None:
             raise DecodeError(f"{path} holds no image, audio or video; URLs and paths are not opened.")
         return content
@@ -150,17 +155,6 @@ def _get_child(value: Any, name: str, path: str) -> Any:
     except (KeyError, ValueError, IndexError, StopIteration):
         pass
     raise PathError(f"there is nothing at {path!r}: {name!r} does not exist.")
-
-
-def _read_file_inside(folder: Path, name: str | Path) -> bytes | None:
-    """Read a file if it is inside the folder after all symbolic links are resolved; otherwise return None."""
-    try:
-        file = Path(folder, name).resolve(strict=True)
-        if not file.is_relative_to(folder) or not file.is_file() or file.stat().st_size > _MAX_BYTES:
-            return None
-        return file.read_bytes()
-    except (OSError, ValueError):
-        return None
 
 
 # --- images

@@ -159,23 +159,18 @@ def _sort_keys(column: Column, field: Field) -> NDArray[Any]:
         return column.framework.to_numpy(column.data)
     values = column.values()
     if field.kind is FieldKind.DATETIME:
-        return np.array([0 if value is None else _microseconds(value) for value in values], np.int64)
+        # `timestamp()` converts datetimes without a zone by the rules of the machine, which fails for the first and the
+        # last years, and a float of seconds cannot tell apart microseconds that are far from 1970.
+        starts = {True: _EPOCH, False: _EPOCH.replace(tzinfo=timezone.utc)}
+        microsecond = timedelta(microseconds=1)
+        ages = [0 if value is None else (value - starts[value.tzinfo is None]) // microsecond for value in values]
+        return np.array(ages, np.int64)
     if field.kind is FieldKind.DATE:
         return np.array([0 if value is None else value.toordinal() for value in values], np.int64)
     if field.kind is FieldKind.TIMEDELTA:
         return np.array([0.0 if value is None else value.total_seconds() for value in values], np.float64)
     names = ["" if value is None else getattr(value, "name", value) for value in values]
     return np.array(names, np.dtypes.StringDType()) if hasattr(np.dtypes, "StringDType") else np.array(names, object)
-
-
-def _microseconds(value: datetime) -> int:
-    """Return the time since 1970 in UTC; a datetime without a zone counts as UTC.
-
-    `timestamp()` converts datetimes without a zone by the rules of the machine, which fails for the first and the last
-    years, and a float of seconds cannot tell apart microseconds that are far from 1970.
-    """
-    start = _EPOCH if value.tzinfo is None else _EPOCH.replace(tzinfo=timezone.utc)
-    return (value - start) // timedelta(microseconds=1)
 
 
 def _sort_stable(keys: NDArray[Any], missing: NDArray[np.bool_], *, descending: bool) -> NDArray[np.int64]:

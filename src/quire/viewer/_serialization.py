@@ -160,6 +160,7 @@ def _sparkline(values: NDArray[Any]) -> list[float]:
     """Reduce a vector to a few points: of each run of elements, the one furthest from zero."""
     numbers = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     if len(numbers) > _SPARKLINE_POINTS:
+        # The mean of a run would hide single peaks, which a reader of a sparkline looks for.
         runs = np.array_split(numbers, _SPARKLINE_POINTS)
         numbers = np.array([run[np.abs(run).argmax()] for run in runs])
     return [_round(float(each)) for each in numbers]
