@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldPath, join_path
@@ -87,7 +87,12 @@ def stored_lengths(codecs: Sequence[ArrowCodec], batch: Any, above: FieldPath = 
 
 def _child(array: pa.Array, name: str) -> pa.Array:
     """Return a field of a struct, with a null where the struct itself is null."""
-    return pc.struct_field(array, [array.type.get_field_index(name)])
+    return _compute().struct_field(array, [array.type.get_field_index(name)])
+
+
+def _compute() -> Any:
+    """Import Arrow's compute functions, which takes longer than opening a dataset of quire, where none is needed."""
+    return import_module("pyarrow.compute")
 
 
 def lengths_at(layout: Layout, path: FieldPath, batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -100,6 +105,7 @@ def lengths_at(layout: Layout, path: FieldPath, batch: pa.RecordBatch) -> NDArra
 
 def measure_array(codec: ArrowCodec, array: pa.Array) -> NDArray[np.int64]:
     """Return the length of each row of an array of the codec."""
+    pc = _compute()
     if isinstance(codec, TensorCodec):
         lengths = np.full(len(array), codec.shape[0], np.int64)
     elif isinstance(codec, RaggedTensorCodec):
