@@ -235,6 +235,8 @@ def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path: Path) -> None:
     old = path.read_bytes()
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        # Otherwise Python would write truncated bytecode, which other processes cannot import.
+        "sys.dont_write_bytecode = True;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
         "from tests.codec.test_damaged_files import Row, rows; from quire import DocumentArray;"
         "DocumentArray[Row](rows(2000)).save_binary(sys.argv[1])"

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.needs("pyarrow")
 
 _FULL = """
 import resource, signal, sys
+sys.dont_write_bytecode = True  # Python would write truncated bytecode, which other processes cannot import
 from quire.errors import StorageError
 from quire.storage import write_dataset
 from tests.storage.sample_documents import Photo, photos
