@@ -39,11 +39,14 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 def full_disk(size: int) -> Iterator[None]:
     """Limit the size of files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_no_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # it would be truncated, and other processes could not import it
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = writes_no_bytecode
 
 
 @pytest.mark.parametrize("size", [0, 1000])
