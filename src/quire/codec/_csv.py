@@ -97,14 +97,20 @@ class _Cells:
             return "null" if value is None and not self.leaf.field.nullable else ""
         if self.form is CellForm.JSON or not isinstance(value, str):
             return _encode(value)
-        return _mark_empty(value) if self.marks_empty else value
+        if not self.marks_empty or value.strip('"'):
+            return value
+        # An empty cell means None or the default: an empty text is written as two quotation marks, and a text of two
+        # or more of them with one more.
+        return '""' if not value else value + '"' if len(value) > 1 else value
 
     def read(self, cell: str, where: str) -> JsonValue:
         """Return the JSON value of a cell; text that is not of the field's kind is left for pydantic to reject."""
         if self.form is CellForm.NUMBER:
             return _parse_number(self.leaf.field.type, cell)
         if self.form is CellForm.TEXT:
-            return _unmark_empty(cell) if self.marks_empty else cell
+            if not self.marks_empty or len(cell) < 2 or cell.strip('"'):
+                return cell
+            return "" if cell == '""' else cell[:-1]  # see `write`
         try:
             value: JsonValue = parse_json(cell)  # unlike json.loads, it limits the nesting
         except ValueError as error:
@@ -124,15 +130,6 @@ class _Cells:
             raise DecodeError(
                 f"{where}, {self.leaf.name}: the cell is empty, and there is no None and no default for it."
             )
-
-
-def _mark_empty(text: str) -> str:
-    """Return two quotation marks for an empty text, and one more for a text of two or more of them."""
-    return '""' if not text else text + '"' if len(text) > 1 and not text.strip('"') else text
-
-
-def _unmark_empty(cell: str) -> str:
-    return cell if len(cell) < 2 or cell.strip('"') else "" if cell == '""' else cell[:-1]
 
 
 # --- writing

@@ -440,6 +440,7 @@ def check_unions(schema: Schema, field: Field, values: list[Any], *, allow_pickl
     for value in values:
         if value is None:
             continue
+        # Which member of a union wins depends on all of them and on pydantic, so the value is really read back.
         message = value_message(value, allow_pickle=allow_pickle)
         try:
             decoded = value_from_message(message, field, options)
@@ -532,10 +533,6 @@ def _decode_path(reader: Reader, start: int, end: int, hint: Field | None) -> Pu
 def _decode_integer(_: Reader, value: int, __: int, hint: Field | None) -> int:
     number = decode_zigzag(value)
     return number if hint is None or -EXACT_INTEGERS <= number <= EXACT_INTEGERS else _check_rounding(number, hint)
-
-
-def _decode_big_integer(reader: Reader, start: int, end: int, hint: Field | None) -> int:
-    return _check_rounding(int.from_bytes(reader.data[start:end], "little", signed=True), hint)
 
 
 def _check_rounding(value: int, hint: Field | None) -> int:
@@ -850,6 +847,7 @@ def decode_array(
     reader: Reader, start: int, end: int, expected: type[Any] | None, members: Sequence[type[Any]] = ()
 ) -> ArrayLike:
     """Decode an array, document by document."""
+    # In two passes: the fields of a message may come in any order, and documents can only be decoded with their class.
     type_name = ""
     for number, wire_type, a, b in iter_fields(reader.data, start, end):
         if number == ArrayField.VERSION and wire_type == VARINT:
@@ -908,7 +906,11 @@ _DECODERS: dict[int, tuple[int, _Decoder, int]] = {  # wire type, decoder, appro
     ValueField.SET: (DELIMITED, _decode_set(set), 224),
     ValueField.FROZEN_SET: (DELIMITED, _decode_set(frozenset), 224),
     ValueField.DICT: (DELIMITED, _decode_dict, 80),
-    ValueField.BIG_INTEGER: (DELIMITED, _decode_big_integer, 40),
+    ValueField.BIG_INTEGER: (
+        DELIMITED,
+        lambda r, a, b, hint: _check_rounding(int.from_bytes(r.data[a:b], "little", signed=True), hint),
+        40,
+    ),
     ValueField.COMPLEX: (DELIMITED, _without_hint(_decode_complex), 40),
     ValueField.DATETIME: (DELIMITED, _decode_moment(datetime), 60),
     ValueField.DATE: (DELIMITED, _parse_with("date", date.fromisoformat), 40),

@@ -57,7 +57,12 @@ def coerce(value: Any, target: Framework | None, spec: TensorSpec) -> Tensor:
 
 
 def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: TensorSpec) -> Tensor:
-    first = _first(values)
+    # The first number decides for all: a list of tensors is converted by numpy, a list of plain numbers by us.
+    first: Any = values
+    for _ in range(MAX_DEPTH):
+        if not isinstance(first, (list, tuple)) or not first:
+            break
+        first = first[0]
     framework = framework_of(first)
     reason = None if framework is None else framework.convertible(first)
     if reason is not None:
@@ -69,10 +74,14 @@ def _from_list(values: list[Any] | tuple[Any, ...], target: Framework, spec: Ten
     if array.size and target.name == "tensorflow" and all(isinstance(item, str) for item in array.flat):
         return target.from_numpy(array)
     if not array.size:
-        array = _with_axes(array, spec)
+        # An empty list cannot express the further axes of the spec.
+        if array.ndim == 1 and spec.shape and Ellipsis not in spec.shape:
+            array = array.reshape(0, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))
     elif array.dtype.kind not in "biufc":
         raise TensorError("the list holds something else than numbers")
-    if framework is not None or _has_width(first):
+    # np.float32(0.5) has a dtype to keep; np.float64(0.5) is a plain 0.5.
+    keeps_dtype = isinstance(first, np.generic) and first.dtype.name not in ("bool", "int64", "float64", "complex128")
+    if framework is not None or keeps_dtype:
         return target.from_numpy(array)
     return target.from_numpy(cast_numbers(array, common_dtype(spec.dtype or _default_dtype(array, target, spec))))
 
@@ -83,24 +92,3 @@ def _default_dtype(array: NDArray[Any], target: Framework, spec: TensorSpec) -> 
     wider = {"i": "fc", "u": "fc", "f": "c"}.get(array.dtype.kind, "")
     names = [own, *(target.default_dtypes[kind] for kind in wider)]
     return next((name for name in names if spec.accepts(name)), names[0])
-
-
-def _first(values: Any) -> Any:
-    """Return the first item of nested lists that is not a list."""
-    for _ in range(MAX_DEPTH):
-        if not isinstance(values, (list, tuple)) or not values:
-            break
-        values = values[0]
-    return values
-
-
-def _has_width(value: object) -> bool:
-    """Return whether a number has a dtype to keep: np.float32(0.5) has; np.float64(0.5) is a plain 0.5."""
-    return isinstance(value, np.generic) and value.dtype.name not in ("bool", "int64", "float64", "complex128")
-
-
-def _with_axes(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """Give an empty array the further axes of the spec, which an empty list cannot express."""
-    if array.ndim != 1 or not spec.shape or Ellipsis in spec.shape:
-        return array
-    return array.reshape(0, *(size if isinstance(size, int) else 0 for size in spec.shape[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import EllipsisType
 
@@ -37,7 +37,15 @@ class TensorSpec:
     def __post_init__(self) -> None:
         shape = self.shape or ()
         for dimension in shape:
-            _check_dimension(dimension)
+            named = isinstance(dimension, str) and dimension.isidentifier()
+            sized = isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 0
+            if dimension in DTYPES:
+                raise SchemaError(f"{dimension!r} is a dtype, not the name of a dimension: write DType({dimension!r}).")
+            if not (named or sized or dimension is Ellipsis):
+                raise SchemaError(
+                    f"{dimension!r} is not a dimension: use a size (3), a name ('height') or ... for any number of "
+                    "them."
+                )
         if sum(d is Ellipsis for d in shape) > 1:
             raise SchemaError(f"A shape may contain ... once, got {format_shape(shape)}.")
 
@@ -91,17 +99,6 @@ class TensorSpec:
         return " ".join(parts)
 
 
-def _check_dimension(dimension: object) -> None:
-    named = isinstance(dimension, str) and dimension.isidentifier()
-    sized = isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 0
-    if dimension in DTYPES:
-        raise SchemaError(f"{dimension!r} is a dtype, not the name of a dimension: write DType({dimension!r}).")
-    if not (named or sized or dimension is Ellipsis):
-        raise SchemaError(
-            f"{dimension!r} is not a dimension: use a size (3), a name ('height') or ... for any number of them."
-        )
-
-
 def format_shape(shape: Iterable[Dimension | int]) -> str:
     """Format a shape as it is written in a schema: (3, h, ...)."""
     parts = ["..." if d is Ellipsis else str(d) for d in shape]
@@ -110,20 +107,16 @@ def format_shape(shape: Iterable[Dimension | int]) -> str:
 
 def dtype_name(dtype: object) -> str:
     """Return the common name of a dtype of any framework: np.int8, torch.int8 and tf.int8 are 'int8'."""
-    for spelling in _spellings(dtype):
+    spellings = [str(dtype).rpartition(".")[2]]  # torch.int8 has no name
+    if not isinstance(dtype, str):
+        spellings = [str(getattr(dtype, "name", "")), str(getattr(dtype, "__name__", "")), *spellings]
+    if isinstance(dtype, type) and dtype in np.sctypeDict.values():
+        spellings.insert(0, np.dtype(dtype).name)  # np.longlong is int64
+    for spelling in spellings:
         name = _SYNONYMS.get(spelling, spelling)
         if name in DTYPES:
             return name
     raise SchemaError(f"{dtype!r} is not a dtype of tensors. Known: {', '.join(DTYPES)}.")
-
-
-def _spellings(dtype: object) -> Iterator[str]:
-    if isinstance(dtype, type) and dtype in np.sctypeDict.values():
-        yield np.dtype(dtype).name  # np.longlong is int64
-    if not isinstance(dtype, str):
-        yield str(getattr(dtype, "name", ""))
-        yield str(getattr(dtype, "__name__", ""))
-    yield str(dtype).rpartition(".")[2]
 
 
 def looks_like_dtype(value: object) -> bool:
