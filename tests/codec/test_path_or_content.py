@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.errors import DecodeError, OptionError, QuireError, UriNotFoundError
+from quire.errors import DecodeError, OptionError, QuireError, UriError, UriNotFoundError
 
 
 class Note(BaseDocument):
@@ -62,7 +62,7 @@ def test_a_missing_file_says_how_content_is_passed(read: Reader, content: str) -
         read("text,stars")
     with pytest.raises(FileNotFoundError, match=r"'a{60}\.\.\.'"):
         read("a" * 5000)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(UriError, match="the file cannot be read"):
         read(os.sep)
     with pytest.raises(OptionError, match=r"^pass a path or a file, or the content as text=\.\.\.$"):
         read()
