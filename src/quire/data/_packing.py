@@ -549,13 +549,14 @@ class PackFetch:
         # Large arrays are made in memory that was used before: the page faults of new memory cost more than filling it.
         position_ids, document_ids = (take_buffer(total * 8).view(np.int64).reshape(shape) for _ in range(2))
         pieces = np.bincount(owners_all, minlength=count)
+        within = places - owners_all * length
         end = 0
         for block, number in enumerate(pieces.tolist()):  # one by one, so that copies stay in the processor's cache
             own, end = slice(end, end + number), end + number
-            np.subtract(self._counting, np.repeat(places[own] - block * length, sizes[own]), out=position_ids[block])
-            document_ids[block] = np.repeat(rows[own], sizes[own])
+            np.subtract(self._counting, within[own].repeat(sizes[own]), out=position_ids[block])
+            document_ids[block] = rows[own].repeat(sizes[own])
         # A 0 before the ends of the pieces of each block.
-        ends = (places + sizes - owners_all * length).astype(np.int32)
+        ends = (within + sizes).astype(np.int32)
         cu_seqlens = np.zeros(len(ends) + count, np.int32)
         cu_seqlens[np.arange(len(ends)) + owners_all + 1] = ends
         target = self._target or get_framework("numpy")
