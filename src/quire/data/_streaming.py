@@ -90,9 +90,10 @@ class StreamState:
     def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str) -> StreamState:
         """Return the state after a number of steps of an epoch; the steps of the group itself do not matter."""
         share, order = group.share, group.share.order
-        parts: tuple[Any, ...] = (share.last, order.size, order.seed, order.shuffle, order.block, order.window)
         position = (share.epoch, share.start, step, group.done, group.before, epochs or 0)
-        return cls(*position, share.world_size, share.batch_size, *parts, dataset, _STATE_VERSION, group.taken)
+        rows = (order.size, order.seed, order.shuffle, order.block, order.window, dataset)
+        sizes = (share.world_size, share.batch_size, share.last)
+        return cls(*position, *sizes, *rows, _STATE_VERSION, group.taken)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
