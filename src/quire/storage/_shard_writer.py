@@ -263,9 +263,13 @@ class BlockFile:
             known = self._nulls[number] if number < len(self._nulls) else {}
             nulls: list[int] = []
             for chunk in chunks:
-                statistics = chunk.statistics if chunk.is_stats_set else None
-                count = statistics.null_count if statistics is not None and statistics.has_null_count else -1
-                nulls.append(known.get(chunk.path_in_schema, count))  # unknown (-1) for blobs inside documents
+                count = known.get(chunk.path_in_schema)
+                if (
+                    count is None
+                ):  # nested; those of blobs inside documents are unknown (-1), as they have no statistics
+                    statistics = chunk.statistics if chunk.is_stats_set else None
+                    count = statistics.null_count if statistics is not None and statistics.has_null_count else -1
+                nulls.append(count)
             self.table.add_block((group.num_rows, min(starts, default=0), size, 0), places, nulls)
 
 
