@@ -99,9 +99,9 @@ class Call:
         return (function, arguments) if state is None else (function, arguments, state)
 
 
-reconstruct: Callable[..., Any] = np.zeros(1).__reduce__()[0]  # type: ignore[assignment]
-frombuffer: Callable[..., Any] = np.zeros(1).__reduce_ex__(5)[0]  # type: ignore[assignment]
-scalar: Callable[..., Any] = np.float64(1).__reduce__()[0]  # type: ignore[assignment]
+reconstruct: Any = np.zeros(1).__reduce__()[0]
+frombuffer: Any = np.zeros(1).__reduce_ex__(5)[0]
+scalar: Any = np.float64(1).__reduce__()[0]
 FLOAT = np.dtype("f8")
 OBJECT = np.dtype(object)
 

@@ -496,7 +496,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         n, fraction = check_sample(n, fraction)
         layout = self._check_hashed(by)
-        seed = random.getrandbits(31) if seed is None else check_hash_seed(seed)
+        checked = check_hash_seed(seed)
+        seed = random.getrandbits(31) if checked is None else checked
         if fraction is not None:
             return self._run(SampleRows(layout, by, seed, 0.0, fraction))  # type: ignore[return-value]
         stage = LowestHashes(layout, by, seed, n or 0)

@@ -125,11 +125,11 @@ def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes
         for part in folder.parts(address.name, size):
             parts.append(part)
             # The options of a folder are for one request each: here, all of them share the time.
-            left = end - time.monotonic()
-            if left <= 0 and sum(map(len, parts)) != size:
+            left, received = end - time.monotonic(), sum(map(len, parts))
+            if left <= 0 and size is not None and received < size:
                 raise UriTimeoutError(
-                    f"{display_uri(uri)}: {sum(map(len, parts)):,} of {size:,} bytes came within {options.deadline:g} "
-                    "seconds. Pass a larger timeout, or try again."
+                    f"{display_uri(uri)}: {received:,} of {size:,} bytes came within {options.deadline:g} seconds. "
+                    "Pass a larger timeout, or try again."
                 )
             folder.options = replace(options, deadline=max(left, 0.001), timeout=max(left, 0.001))
         content = b"".join(parts)

@@ -126,7 +126,8 @@ def _check_opcodes(content: bytes) -> None:
     The unpickler would allocate a table for as many values as the highest number of a value, up to 2**32.
     """
     for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(content):
+        numbers_value = opcode.name in ("PUT", "BINPUT", "LONG_BINPUT")
+        if numbers_value and isinstance(argument, int) and argument > len(content):
             raise DecodeError(f"the pickle numbers a value {argument:,}, more than its {len(content):,} bytes.")
         if opcode.name in ("EXT1", "EXT2", "EXT4"):
             raise DecodeError("the pickle names a function by a number of `copyreg`, which is refused.")
