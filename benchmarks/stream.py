@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import stream_data
+from measure import busy_processes
 from results import DISTRIBUTIONS, keep, markdown
 from stream_report import section_of
 from stream_rows import ROWS, Contestant, Row
@@ -42,8 +43,6 @@ PINS: dict[str, list[str]] = {
     "petastorm": ["petastorm==0.13.1", "pyarrow==12.0.1", "numpy==1.23.5", "pandas<2.1", "setuptools<70"],
 }
 QUIET = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "PYTHONWARNINGS": "ignore",
@@ -134,9 +133,10 @@ def measure(row: Row, options: argparse.Namespace) -> dict[str, Any]:
             results[contestant.name]["error"] = str(error)
             print(f"{row.name}: {contestant.name}: {error}", file=sys.stderr, flush=True)
     runnable = [contestant for contestant in present if "error" not in results[contestant.name]]
-    for _ in range(min(options.rounds, row.most_rounds)):
-        for contestant in runnable:
-            results[contestant.name]["rounds"].append(play(row, contestant, options))
+    with busy_processes(row.busy):
+        for _ in range(min(options.rounds, row.most_rounds)):
+            for contestant in runnable:
+                results[contestant.name]["rounds"].append(play(row, contestant, options))
     return results
 
 
@@ -188,19 +188,21 @@ def play(row: Row, contestant: Contestant, options: argparse.Namespace, **change
     if row.memory_mb and timed:
         drop_pages(folder)
     limit = limiter(row.memory_mb, options.cgroup) if row.memory_mb and timed else None
-    return run_child([str(python), str(ADAPTERS / f"peer_{contestant.peer}.py"), json.dumps(task)], options.data, limit)
+    command = [str(python), str(ADAPTERS / f"peer_{contestant.peer}.py"), json.dumps(task)]
+    return run_child(command, options.data, limit, row.threads)
 
 
-def run_child(command: list[str], data: Path, limit: Callable[[], None] | None) -> Outcome:
+def run_child(command: list[str], data: Path, limit: Callable[[], None] | None, threads: int = 1) -> Outcome:
     """Run a command and parse its last line; after a timeout, kill it with its descendants."""
     folders = {"HF_HOME": str(data.absolute() / "hf"), "TMPDIR": str(data.absolute() / "tmp")}
+    numbers = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     (data / "tmp").mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **QUIET, **folders},
+        env={**os.environ, **QUIET, **folders, **numbers},
         start_new_session=True,
         preexec_fn=limit,  # noqa: PLW1509 - this process has one thread
     ) as child:

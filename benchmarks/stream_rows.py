@@ -51,6 +51,10 @@ class Row:
     """The memory limit of the process, if any; the data is then read from disk, not from the page cache."""
     epochs: int = 0
     most_rounds: int = 100
+    threads: int = 1
+    """The threads of OpenMP and MKL."""
+    busy: int = 0
+    """The number of other processes that are busy during the timed rounds."""
 
 
 def quire(name: str, variant: str, *, shuffle: bool = True, workers: int | None = None) -> Contestant:
@@ -102,6 +106,25 @@ ROWS = (
             Aim("quire", by="mixing", at_least=0.99),
             Aim("quire, global shuffle", by="mixing", at_least=0.99),
         ),
+    ),
+    Row(
+        "quiet",
+        "With two threads of torch, on an idle machine",
+        "The pictures, shuffled, in page cache, no workers; torch has two threads. Wall time decides.",
+        "pictures",
+        (GATHER, BLOCK, GLOBAL),
+        (Aim("quire", "numpy memmap gather", 0.6, by="wall"),),
+        threads=2,
+    ),
+    Row(
+        "contended",
+        "With two threads of torch, next to two busy processes",
+        "As above, while two other processes compute. Wall time decides.",
+        "pictures",
+        (GATHER, BLOCK, GLOBAL),
+        (Aim("quire", "numpy memmap gather", 1 / 1.2, by="wall"),),
+        threads=2,
+        busy=2,
     ),
     Row(
         "documents",

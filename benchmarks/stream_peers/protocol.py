@@ -111,7 +111,7 @@ def run(adapter: ModuleType) -> int:
     """Run the task of the command line, and print its outcome as the last line."""
     options = json.loads(sys.argv[1])
     task = Task(**{**options, "folder": Path(options["folder"])})
-    _one_thread()
+    _set_threads()
     gc.collect()
     gc.freeze()
     outcome = OPERATIONS[task.operation](adapter, task)
@@ -119,9 +119,9 @@ def run(adapter: ModuleType) -> int:
     return 0
 
 
-def _one_thread() -> None:
+def _set_threads() -> None:
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+        sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 # --- operations

@@ -107,7 +107,9 @@ before = threads()
 # torch gives workers one thread each; the trainer receives their batches.
 dataset = MultiModalDataset[Picture](documents, missing={'label': 0})
 loader = DataLoader(dataset, 16, collate_fn=dataset.collate_fn, num_workers=1, multiprocessing_context='fork')
-assert [len(batch.image) for batch in loader] == [16] * 4
+batches = iter(loader)
+before = threads()  # a fork ends threads of BLAS, and the queue to the worker has one
+assert [len(next(batches).image) for _ in range(3)] == [16] * 3
 """,
     "pickles of rows": """
 import pickle
