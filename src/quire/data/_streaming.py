@@ -91,9 +91,19 @@ class StreamState:
         """Return the state after a number of steps of an epoch; the steps of the group itself do not matter."""
         share, order = group.share, group.share.order
         position = (share.epoch, share.start, step, group.done, group.before, epochs or 0)
-        rows = (order.size, order.seed, order.shuffle, order.block, order.window, dataset)
-        sizes = (share.world_size, share.batch_size, share.last)
-        return cls(*position, *sizes, *rows, _STATE_VERSION, group.taken)
+        sizes = (share.world_size, share.batch_size)
+        return cls(
+            *position,
+            *sizes,
+            last=share.last,
+            size=order.size,
+            seed=order.seed,
+            shuffle=order.shuffle,
+            block=order.block,
+            window=order.window,
+            dataset=dataset,
+            taken=group.taken,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
