@@ -117,4 +117,4 @@ def _split_arrays(content: Numbers) -> list[Numbers] | None:
 
 
 def _digest(head: Numbers, body: Numbers) -> int:
-    return int(np.uint64(checksum(head.tobytes(), memoryview(body))).astype(np.int64))
+    return int(np.uint64(checksum(head.tobytes(), body.data)).astype(np.int64))

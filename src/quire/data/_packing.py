@@ -421,7 +421,8 @@ class PackState:
         if not isinstance(state, Mapping) or state.get("pack") != _STATE_VERSION:
             raise OptionError("this is no state of a PackedDataset, or one of another version of quire.")
         try:
-            result = cls(*state["position"], *state["division"], state["size"], state["order"])
+            values: list[Any] = [*state["position"], *state["division"], state["size"], state["order"]]
+            result = cls(*values)
         except (KeyError, TypeError) as error:
             raise OptionError(f"the state is damaged: {dict(state)}") from error
         counts: list[Any] = [*state["position"], result.world_size, result.batch_size, result.length, result.size]
@@ -566,7 +567,7 @@ class PackFetch:
             return TensorColumn(fields[name], target.from_numpy(array.reshape(shape)), target, None, shapes)
 
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(owners[is_first], minlength=count))])
-        shapes = [(size + 1,) for size in pieces.tolist()]
+        shapes: list[tuple[int, ...]] = [(size + 1,) for size in pieces.tolist()]
         if self._has_mixed:
             documents = convert_columns(documents, self._framework)
         documents = self._missing.apply(documents, partial(_describe_row, part.rows[is_first]))
