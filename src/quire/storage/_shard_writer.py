@@ -264,9 +264,7 @@ class BlockFile:
             nulls: list[int] = []
             for chunk in chunks:
                 count = known.get(chunk.path_in_schema)
-                if (
-                    count is None
-                ):  # nested; those of blobs inside documents are unknown (-1), as they have no statistics
+                if count is None:  # of a nested field; unknown (-1) for blobs, which have no statistics
                     statistics = chunk.statistics if chunk.is_stats_set else None
                     count = statistics.null_count if statistics is not None and statistics.has_null_count else -1
                 nulls.append(count)
