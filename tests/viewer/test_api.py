@@ -116,9 +116,7 @@ FILTERS: dict[str, Any] = {
     "author.name = Ada": lambda p: p.author.name == "Ada",
     'caption ~ "WITH a view"': lambda p: "with a view" in p.caption,
     "caption !~ view": lambda p: "view" not in p.caption,
-    "caption ~ /number 1\\d+$/": lambda p: (
-        p.caption.split(" ")[-1].startswith("1") and len(p.caption.split()[-1]) > 1
-    ),
+    "caption ~ /number 1\\d+$/": lambda p: p.caption.split(" ")[-1].startswith("1") and len(p.caption.split()[-1]) > 1,
     "caption ~ /^A (lake|town) number [12]$/ and open": lambda p: p.caption == "A town number 2",
     "(file ~ /picture/)": lambda p: "picture" in p.file,
     "file = inside/picture.png": lambda p: p.file == "inside/picture.png",
