@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from quire import DocumentArray, DocumentBatch
-from quire.data import StreamingDataset, batched
+from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.data import MultiModalDataset, StreamingDataset, batched
 from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError, SchemaError
 from quire.storage import Split, open_dataset, write_dataset
+from quire.typing import NdArray, float32
 from tests.data.sample_streams import (
     Article,
     Sample,
@@ -265,6 +266,20 @@ def test_shapes_pads_or_keeps_ragged_tensors(folder: Path) -> None:
         assert batch.mask("words").sum(dim=1).tolist() == [i % 4 + 1 for i in batch.number.tolist()]
     with pytest.raises(ColumnError, match=r"Article.words"):
         list(articles(folder, shapes="error"))
+
+
+class Clip(BaseDocument):
+    samples: NdArray[float32, "length"]
+
+
+@pytest.mark.parametrize(("framework", "tensor_type"), [("torch", torch.Tensor), ("numpy", np.ndarray)])
+def test_padded_tensors_have_the_framework_of_the_batches(tmp_path: Path, framework: str, tensor_type: type) -> None:
+    clips = DocumentArray[Clip](Clip(samples=np.ones(i % 3 + 1, np.float32)) for i in range(8))
+    write_dataset(clips, tmp_path / "clips", format="arrow")
+    stream = StreamingDataset[Clip](tmp_path / "clips", 4, shapes="pad", framework=framework)
+    rows = MultiModalDataset[Clip](clips, shapes="pad", framework=framework)
+    for batch in (*stream, rows.__getitems__([0, 1, 2])):
+        assert isinstance(batch.samples, tensor_type)
 
 
 def test_stream_returns_rows_by_number(folder: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray
 from quire.distributed import PartitionError, XShards, engine
-from quire.distributed._object_steps import Failure, SplitByRowsStep
+from quire.distributed._object_steps import PartitionFailure, SplitByRowsStep
 from quire.distributed._row_containers import (
     assign_partitions,
     concat_rows,
@@ -348,7 +348,7 @@ def test_repartition_detects_changing_rows() -> None:
     """Engines that keep nothing compute the rows once to count them, and again to move them."""
     created = SplitByRowsStep({0: 3, 1: 2}, outputs=2)(1, [[1, 2, 3]])
     assert len(created) == 2
-    assert all(isinstance(piece, Failure) for piece in created)
+    assert all(isinstance(piece, PartitionFailure) for piece in created)
     assert "had 2 rows when they were counted, and has 3 now" in created[0].message
     assert "cache()" in created[0].message
 

@@ -19,6 +19,8 @@ from quire.errors import DecodeError
 from quire.storage.importers import _unpickle
 from quire.storage.importers._unpickle import load_schema, load_value
 
+pytestmark = pytest.mark.needs("pyarrow")
+
 ARRAYS = {
     "bool": np.array([True, False, True]),
     "int8": np.arange(-3, 3, dtype=np.int8),

@@ -126,7 +126,7 @@ def unify_column(column: Column, shapes: ShapePolicy, path: str) -> Column:
         return column
     if isinstance(column, RaggedColumn):
         rows = [None if row is None else column.framework.unwrap(row) for row in column.values()]
-        return stack_values(column.field, rows, StackOptions(shapes=shapes), path)
+        return stack_values(column.field, rows, StackOptions(column.framework.name, shapes), path)
     return column.map_children(lambda columns: unify_shapes(columns, shapes))
 
 
