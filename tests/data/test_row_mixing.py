@@ -334,8 +334,10 @@ def test_sources_of_batches_drawn_whole(stored: Any) -> None:
     assert next(iter(stream_samples(stored["a"], 4))).sources is None
 
 
+@pytest.mark.needs("torch")
 def test_sources_follow_the_framework_of_the_batch(stored: Any) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     parts = [StreamingDataset[Sample](source, 4) for source in stored.values()]
     batch = next(iter(MixedDataset(parts, mix="row")))
     assert isinstance(batch.sources, torch.Tensor)
