@@ -40,6 +40,10 @@ def train(_: dict[str, Any]) -> None:
                     torch.save({"model": weights, "data": batch.state, "step": step}, Path(folder, "state.pt"))
                     saved = ray.train.Checkpoint.from_directory(folder) if rank == 0 else None
                     ray.train.report({"step": step}, checkpoint=saved)
+                if CONFIG.kill_at:
+                    # Ray registers a checkpoint after `report` has returned, unless the worker dies before. Wait, so
+                    # that the test may kill the worker in any later step.
+                    ray.train.get_all_reported_checkpoints(ray.train.CheckpointConsistencyMode.COMMITTED)
 
 
 def main() -> None:
