@@ -228,6 +228,7 @@ TEST_GROUPS = (
     "test-torch",
     "test-trainers",
     "test-remote",
+    "test-hub",
     "test-browser",
     "test-node",
     "test-frames",
@@ -440,7 +441,9 @@ def user(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def docs(session: nox.Session) -> None:
     """Run every code block of the pages, and build the site."""
-    install_everything(session, *group("docs", "test", "test-torch", "test-trainers", "test-remote", "test-frames"))
+    install_everything(
+        session, *group("docs", "test", "test-torch", "test-trainers", "test-remote", "test-hub", "test-frames")
+    )
     session.run("pytest", "--no-skips", "tests/docs")
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 

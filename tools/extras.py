@@ -37,6 +37,7 @@ ADDS = {
     "mesh": "meshes and point clouds",
     "ray": "shards and training on Ray",
     "spark": "shards and training on Spark, which requires Java 17 or newer",
+    "huggingface": "datasets on the Hugging Face Hub",
     "lightning": "`QuireDataModule` for Lightning",
     "grpc": "gRPC services",
     "fastapi": "documents in FastAPI routes",

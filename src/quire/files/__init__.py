@@ -12,6 +12,8 @@ from quire.files._find import find_files as find_files
 from quire.files._find import sample_paths as sample_paths
 from quire.files._folder import Entry as Entry
 from quire.files._folder import Folder as Folder
+from quire.files._hub import HubFile as HubFile
+from quire.files._hub import HubFolder as HubFolder
 from quire.files._open import Source as Source
 from quire.files._open import Target as Target
 from quire.files._open import open_source as open_source

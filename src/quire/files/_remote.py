@@ -32,6 +32,7 @@ from quire.files._folder import (
     file_too_short,
     is_visible,
 )
+from quire.files._hub import PREFIX, HubFolder
 from quire.files._open import open_target
 from quire.files._retry import RemoteCall, RemoteOptions, run_with_timeout, timeout_error
 from quire.files._uris import display_uri, local_path, scheme_of
@@ -116,12 +117,14 @@ class TimedFilesystem:
 
 
 def open_folder(url: str | os.PathLike[str], options: RemoteOptions | None = None) -> Folder:
-    """Return the folder at a path, a file:// address, or any other address that fsspec supports."""
+    """Return the folder at a path, a file:// address, a dataset on the Hub, or another address that fsspec supports."""
     text = os.fspath(url)
     if "://" not in text and "::" not in text:
         return LocalFolder(os.path.expanduser(text))  # noqa: PTH111 - a path as it was passed
     if scheme_of(text) == "file":
         return LocalFolder(local_path(text))
+    if text.startswith(PREFIX):
+        return HubFolder(text, options)
     return RemoteFolder(text, options or RemoteOptions())
 
 
