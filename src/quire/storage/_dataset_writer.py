@@ -69,7 +69,7 @@ class WriteOptions:
     format: Format = "parquet"
     mode: Mode = "create"
     shard_bytes: int = 128 * MiB
-    group_bytes: int = 4 * MiB
+    group_bytes: int = MiB
     tensor_storage: TensorStorage = "fixed"
     compression: Mapping[str, str] | None = None
     durable: bool = True
