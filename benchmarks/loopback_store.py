@@ -143,11 +143,16 @@ class LoopbackStore:
         return [Request(float(at), method, path, part, int(size)) for at, method, path, part, size in lines]
 
     def _control(self, name: str, parameters: dict[str, float] | None = None) -> Counts:
-        query = urllib.parse.urlencode(parameters or {})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{self.endpoint}/_store/{name}?{query}", timeout=60) as answer:
-            values = json.load(answer)
-        return Counts(**{field.name: values[field.name] for field in fields(Counts)})
+        return control(self.endpoint, name, parameters)
+
+
+def control(endpoint: str, name: str = "counters", parameters: dict[str, float] | None = None) -> Counts:
+    """Return the counters of a store that another process has started; `name` is 'counters', 'reset' or 'faults'."""
+    query = urllib.parse.urlencode(parameters or {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback, whatever the environment says
+    with opener.open(f"{endpoint}/_store/{name}?{query}", timeout=60) as answer:
+        values = json.load(answer)
+    return Counts(**{field.name: values[field.name] for field in fields(Counts)})
 
 
 def compile_server() -> Path:
