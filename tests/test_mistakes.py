@@ -320,7 +320,7 @@ def test_option_of_the_loader_is_rejected_by_the_dataset(folder: Path) -> None:
 
 def test_shuffle_true_is_rejected_with_the_valid_values(folder: Path) -> None:
     message = message_of(OptionError, lambda: StreamingDataset[Student](folder, 4, shuffle=True))  # type: ignore[arg-type]
-    assert message == "shuffle: expected 'global', 'block' or False, got True."
+    assert message == "shuffle: expected 'block', 'interleaved', 'global' or False, got True."
 
 
 def test_global_shuffle_larger_than_the_cache_is_rejected(folder: Path, tmp_path: Path) -> None:

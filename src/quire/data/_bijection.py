@@ -31,6 +31,7 @@ Numbers = NDArray[np.uint64]
 LARGEST = 2**62  # each side of the rectangle stays below 2**32, and each product below 2**64
 
 _ROUNDS = 6
+_ROUNDS_EACH = 4
 _SORTED = 4_096  # sizes up to this one are sorted by hash
 _CHUNK = 8_192  # positions at a time, so that intermediate results stay in the processor's cache
 _BITS = 2**64 - 1
@@ -43,7 +44,7 @@ def _uint64(value: int) -> Numbers:
     )  # numpy computes with an array without axes twice as fast as with a scalar
 
 
-_30, _27, _32, _FACTOR, _LAST_FACTOR = map(_uint64, (30, 27, 32, _FIRST, _SECOND))
+_30, _27, _32, _FACTOR, _LAST_FACTOR, _KEY_STEP = map(_uint64, (30, 27, 32, _FIRST, _SECOND, _STEP))
 
 
 def derive_key(*parts: int) -> int:
@@ -71,6 +72,56 @@ def unpermute(size: int, key: int, positions: NDArray[np.int64]) -> NDArray[np.i
     """Return the positions that `permute` maps to these: its inverse."""
     positions = _check_positions(size, positions)
     return _invert_sort(size, key)[positions] if size <= _SORTED else _apply(_backward, size, key, positions)
+
+
+def permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the image of each position under a permutation of its own: of [0, size) with a key.
+
+    `sizes` are one number for each position, or one for all. Positions must be below their sizes, which is not checked.
+    There are fewer rounds than in `permute`: this is for the rows of a block, which few of these permutations order.
+    """
+    results = np.empty_like(positions)
+    for begin in range(0, len(positions), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        own = sizes if isinstance(sizes, int) else sizes[part]
+        results[part] = _permute_each(own, keys[part], positions[part])
+    return results
+
+
+def _permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    # A rectangle of about the same sides as that of `_make_network`, for each position. Sizes are small, so that the
+    # square root is exact.
+    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    limits = np.asarray(sizes).astype(np.uint64)
+    columns = (limits + rows - np.uint64(1)) // rows
+    numbers = positions.view(np.uint64)
+    results = _mix_each(numbers, rows, columns, keys)
+    outside = np.flatnonzero(results >= limits)
+    while outside.size:  # cycle walking, as in `_walk_cycles`
+        own_rows, own_columns, own_limits = (
+            side if side.ndim == 0 else side[outside] for side in (rows, columns, limits)
+        )
+        results[outside] = again = _mix_each(results[outside], own_rows, own_columns, keys[outside])
+        outside = outside[again >= own_limits]
+    return results.view(np.int64)
+
+
+def _mix_each(numbers: Numbers, rows: Numbers, columns: Numbers, keys: Numbers) -> Numbers:
+    row = numbers // columns
+    column = numbers - row * columns
+    spare, keys = np.empty_like(row), keys.copy()
+    for _ in range(_ROUNDS_EACH // 2):
+        _add_modulo(row, _hash_below(rows, column, keys, spare), rows)
+        np.add(keys, _KEY_STEP, keys)
+        _add_modulo(column, _hash_below(columns, row, keys, spare), columns)
+        np.add(keys, _KEY_STEP, keys)
+    return row * columns + column
+
+
+def hash_numbers(key: int, numbers: NDArray[np.int64]) -> Numbers:
+    """Return a key of 64 bits for each number, derived from another key."""
+    unsigned = numbers.view(np.uint64)
+    return _hash(unsigned, _uint64(_splitmix64(key)), np.empty_like(unsigned))
 
 
 def _check_positions(size: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.data._bijection import derive_key, permute, uniform
-from quire.data._epoch import RowOrder, Slice
+from quire.data._epoch import Order, RowOrder, Slice
 from quire.data._lengths import LengthIndex, open_arrays
 from quire.errors import OptionError
 from quire.storage import StoredDataset
@@ -194,10 +194,11 @@ class BatchSlice(Slice):
 
 
 def choose_buckets(
-    stored: StoredDataset[Any], order: RowOrder, options: StreamOptions, batch_size: int, fingerprint: str
-) -> tuple[RowOrder, Callable[..., Slice], str]:
+    stored: StoredDataset[Any], order: Order, options: StreamOptions, batch_size: int, fingerprint: str
+) -> tuple[Order, Callable[..., Slice], str]:
     """Return the order, the class of shares, and the fingerprint of a dataset with `bucket_by`."""
     assert options.bucket_by is not None
+    assert isinstance(order, RowOrder)
     index = LengthIndex(stored, options.bucket_by, fingerprint)
     identity = f"{fingerprint} {options.bucket_by} {batch_size} {options.max_tokens}"
     fingerprint = blake2b(identity.encode(), digest_size=8).hexdigest()

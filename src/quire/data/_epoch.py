@@ -8,9 +8,9 @@ without computing the ones before, and a state is a few integers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quire.data._bijection import LARGEST, derive_key, permute, unpermute
 from quire.errors import OptionError, RowIndexError
 
-Shuffle = Literal["global", "block", False]
+Shuffle = Literal["block", "interleaved", "global", False]
 Last = Literal["drop", "pad", "keep"]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -28,6 +28,69 @@ _TABLE = 4_096  # the units of a window of up to this size are kept in a table; 
 
 
 # --- the order of the rows
+
+
+class Order(Protocol):
+    """The order of the rows of a dataset in every epoch: `RowOrder`, or `InterleavedOrder`."""
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of all permutations."""
+        ...
+
+    @property
+    def shuffle(self) -> str | Literal[False]:
+        """The name of the order."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """The rows of a unit of block order; 0 for the interleaved order."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """The units of a window of block order; 0 for the interleaved order."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes of the interleaved order; 0 for other orders."""
+        ...
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The values that distinguish orders of one dataset."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """The number of positions that steps which are gathered together may span."""
+        ...
+
+    def rows(self, epoch: int, positions: Rows) -> Rows:
+        """Return the numbers of the rows at positions of an epoch."""
+        ...
+
+    def deal(self, begin: int, end: int, first: int, last: int) -> Rows:
+        """Return the share of a rank of the positions from begin to end: from number `first` to `last` of them.
+
+        They may be in another order than the positions. Positions after the epoch stand for those at its beginning.
+        """
+        ...
+
+    def runs(self, epoch: int, start: int, stop: int) -> tuple[Rows, Rows]:
+        """Return the ranges of rows that the positions from start to stop are drawn from: first rows and ends."""
+        ...
+
+    def unshuffled(self) -> Order:
+        """Return the order of the dataset itself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +112,39 @@ class RowOrder:
     window: int = 1_024
 
     def __post_init__(self) -> None:
-        _check_range("size", self.size, 0, LARGEST)
-        _check_range("seed", self.seed, 0, 2**64 - 1)
-        _check_range("block", self.block, 1, LARGEST)
-        _check_range("window", self.window, 1, LARGEST)
+        check_range("size", self.size, 0, LARGEST)
+        check_range("seed", self.seed, 0, 2**64 - 1)
+        check_range("block", self.block, 1, LARGEST)
+        check_range("window", self.window, 1, LARGEST)
         if self.shuffle not in ("global", "block", False):
             raise OptionError(f"shuffle: expected 'global', 'block' or False, got {self.shuffle!r}.")
 
+    @property
+    def lanes(self) -> int:
+        """0: this order has no lanes."""
+        return 0
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The values that distinguish orders of one dataset."""
+        return self.size, self.seed, self.shuffle, self.block, self.window
+
+    @property
+    def reach(self) -> int:
+        """The number of positions that steps which are gathered together may span: those of a window."""
+        return self.block * self.window
+
+    def unshuffled(self) -> RowOrder:
+        """Return the order of the dataset itself."""
+        return replace(self, shuffle=False)
+
+    def deal(self, begin: int, end: int, first: int, last: int) -> Rows:  # noqa: ARG002 - a method of `Order`
+        """Return the share of a rank of the positions from begin to end: from number `first` to `last` of them."""
+        return np.arange(begin + first, begin + last, dtype=np.int64)
+
     def rows(self, epoch: int, positions: Rows) -> Rows:
         """Return the numbers of the rows at positions of an epoch."""
-        _check_range("epoch", epoch, 0, 2**64 - 1)
+        check_range("epoch", epoch, 0, 2**64 - 1)
         positions = np.array(positions, np.int64)
         if positions.size == 0:
             return positions
@@ -191,9 +277,9 @@ def choose_block(
     the budget, from 64 KiB to 1 MiB, and at least 4 rows. Pass `unit_bytes` if reading less than that does not pay,
     such as the size of a row group in an object store.
     """
-    _check_range("rows", rows, 0, LARGEST)
-    _check_range("row_bytes", row_bytes, 0, LARGEST)
-    _check_range("budget_bytes", budget_bytes, 1, LARGEST)
+    check_range("rows", rows, 0, LARGEST)
+    check_range("row_bytes", row_bytes, 0, LARGEST)
+    check_range("budget_bytes", budget_bytes, 1, LARGEST)
     row_bytes = max(row_bytes, 1.0)
     size = min(max(budget_bytes // 1_024, 2**16), 2**20) if unit_bytes is None else unit_bytes
     block = max(round(size / row_bytes), 4)
@@ -217,7 +303,7 @@ class Slice:
       than ranks, they are added to the step before. If there is no such step either, some ranks get an empty batch.
     """
 
-    order: RowOrder
+    order: Order
     epoch: int
     start: int
     rank: int
@@ -226,11 +312,11 @@ class Slice:
     last: Last | Literal["split"] = "drop"
 
     def __post_init__(self) -> None:
-        _check_range("epoch", self.epoch, 0, 2**64 - 1)
-        _check_range("start", self.start, 0, self.order.size)
-        _check_range("world_size", self.world_size, 1, LARGEST)
-        _check_range("rank", self.rank, 0, self.world_size - 1, f" (world_size is {self.world_size})")
-        _check_range("batch_size", self.batch_size, 1, LARGEST)
+        check_range("epoch", self.epoch, 0, 2**64 - 1)
+        check_range("start", self.start, 0, self.order.size)
+        check_range("world_size", self.world_size, 1, LARGEST)
+        check_range("rank", self.rank, 0, self.world_size - 1, f" (world_size is {self.world_size})")
+        check_range("batch_size", self.batch_size, 1, LARGEST)
         if self.last not in ("drop", "pad", "keep", "split"):  # 'split' is 'keep' for batches of `max_tokens`
             raise OptionError(f"last: expected 'drop', 'pad' or 'keep', got {self.last!r}.")
 
@@ -246,14 +332,14 @@ class Slice:
 
     def worker_steps(self, worker: int, num_workers: int) -> range:
         """Return the steps of a worker of this rank: each `num_workers`-th one; all if there are no workers."""
-        _check_range("num_workers", num_workers, 0, LARGEST)
-        _check_range("worker", worker, 0, max(num_workers, 1) - 1, f" (num_workers is {num_workers})")
+        check_range("num_workers", num_workers, 0, LARGEST)
+        check_range("worker", worker, 0, max(num_workers, 1) - 1, f" (num_workers is {num_workers})")
         return range(worker, self.steps, max(num_workers, 1))
 
     def positions(self, step: int) -> tuple[Rows, Mask | None]:
         """Return the positions of this rank's batch and, if batches are padded, which of them are not padding."""
-        begin, end = self._bounds(step)
-        positions = np.arange(begin, end, dtype=np.int64)
+        begin, end, first, last = self._bounds(step)
+        positions = self.order.deal(begin, end, first, last)
         if self.last != "pad":
             return positions, None
         real = positions < self.order.size
@@ -281,15 +367,16 @@ class Slice:
         position = self.after(step)
         return (self.epoch + 1, 0) if position == self.order.size else (self.epoch, position)
 
-    def _bounds(self, step: int) -> tuple[int, int]:
+    def _bounds(self, step: int) -> tuple[int, int, int, int]:
+        """Return the first position of a step on all ranks and its end, and the part of them that is of this rank."""
         begin = self.start + self._check_step(step) * self.world_size * self.batch_size
         if self.last != "keep" or step < self.steps - 1:
-            begin += self.rank * self.batch_size
-            return begin, begin + self.batch_size
+            first = self.rank * self.batch_size
+            return begin, begin + self.world_size * self.batch_size, first, first + self.batch_size
         # The last step of 'keep': the first `extra` ranks have one row more than the others.
         share, extra = divmod(self.order.size - begin, self.world_size)
-        begin += self.rank * share + min(self.rank, extra)
-        return begin, begin + share + (self.rank < extra)
+        first = self.rank * share + min(self.rank, extra)
+        return begin, self.order.size, first, first + share + (self.rank < extra)
 
     def _check_step(self, step: int) -> int:
         if not 0 <= step < self.steps:
@@ -297,7 +384,7 @@ class Slice:
         return step
 
 
-def _check_range(name: str, value: float, least: int, most: int, why: str = "") -> None:
+def check_range(name: str, value: float, least: int, most: int, why: str = "") -> None:
     if not least <= value <= most:
         raise OptionError(f"{name}: expected {least} to {most}{why}, got {value}.")
 

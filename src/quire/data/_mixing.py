@@ -724,8 +724,7 @@ def _check_equal(parts: Mapping[str, tuple[Any, ...]], options: tuple[str, ...])
 
 def _identify(dataset: StreamingDataset[Any]) -> str:
     """Return a digest of a dataset and of the order of its rows."""
-    order = dataset.order
-    content = (dataset._fingerprint, order.size, order.seed, order.shuffle, order.block, order.window)
+    content = (dataset._fingerprint, *dataset.order.identity)
     return blake2b(repr(content).encode(), digest_size=8).hexdigest()
 
 

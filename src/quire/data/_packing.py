@@ -29,9 +29,10 @@ from quire.columns import (
     TensorColumn,
 )
 from quire.data._column_store import convert_columns, in_worker
-from quire.data._epoch import RowOrder, Slice, StepGroup
+from quire.data._epoch import Order, RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, register_with_torch
 from quire.data._frameworks import convert_batch
+from quire.data._interleaved import InterleavedOrder
 from quire.data._lengths import LengthIndex, open_arrays
 from quire.data._loader import Loader
 from quire.data._shm_transport import use_shared_memory
@@ -136,7 +137,7 @@ class _Span(NamedTuple):
 class TokenPlan:
     """The tokens of an epoch in one sequence, of which each block is a range."""
 
-    def __init__(self, index: LengthIndex, order: RowOrder, length: int) -> None:
+    def __init__(self, index: LengthIndex, order: Order, length: int) -> None:
         self._index, self._order, self.length = index, order, length
         self._spans: dict[tuple[int, int], _Span] = {}
         self._sums: tuple[int, Numbers] | None = None
@@ -177,12 +178,12 @@ class TokenPlan:
         bounds = np.concatenate([*(bounds[:-1] for _, bounds in parts[:-1]), parts[-1][1]])
         return np.concatenate([rows for rows, _ in parts]), bounds
 
-    # A span is a window of the row order, or a fixed number of positions if any row can be anywhere. The sums of the
+    # A span is a window of block order, or a fixed number of positions of an order without windows. The sums of the
     # tokens of all spans are computed once per epoch; the documents of a span, when a block is in it.
 
     def _positions(self, epoch: int, span: int) -> tuple[int, int]:
         order = self._order
-        if order.shuffle == "block":
+        if isinstance(order, RowOrder) and order.shuffle == "block":
             return order.window_start(epoch, span), order.window_start(epoch, span + 1)
         return span * _CHUNK, min((span + 1) * _CHUNK, order.size)
 
@@ -331,6 +332,15 @@ def _fit(sizes: Numbers, capacity: int) -> Numbers:
 # --- the share of a rank, and the state
 
 
+def _order_bins(order: Order, bins: int) -> Order:
+    """Return the order of bins that is like an order of rows. Bins are numbered by their first rows."""
+    if isinstance(order, InterleavedOrder):
+        return order.regroup(order.blocks.starts * bins // max(order.size, 1))
+    assert isinstance(order, RowOrder)
+    block = max(1, order.block * bins // max(order.size, 1))
+    return RowOrder(bins, order.seed, order.shuffle, block, min(order.window, max(1, -(-bins // block))))
+
+
 def count_blocks(size: int, start: int, length: int, last: str) -> int:
     """Return the number of blocks of `length` from a position on; only 'drop' leaves out one that is not full."""
     whole, rest = divmod(size - start, length)
@@ -444,7 +454,7 @@ class PackState:
             first = replace(first, epoch=first.epoch + 1, start=0, done=first.done + 1, before=first.before + steps)
         return replace(first, step=min(step, first._count_steps()))
 
-    def check(self, order: RowOrder, name: str) -> None:
+    def check(self, order: Order, name: str) -> None:
         """Raise an error for a state of another order, in which the same position means other tokens."""
         if self.order != name or self.size != order.size:
             raise OptionError(
@@ -630,13 +640,11 @@ class PackedDataset(Generic[DocT]):
         if split:
             plan, unit = TokenPlan(index, order, length), length
             if order.shuffle is not False:
-                identity += f" {order.seed} {order.shuffle} {order.block} {order.window}"
-            positions = RowOrder(index.total, shuffle=False, window=2**40)
+                identity += "".join(f" {value}" for value in order.identity[1:])
+            positions: Order = RowOrder(index.total, shuffle=False, window=2**40)
         else:
             plan, unit = BinPlan(index, length, long), 1
-            block = max(1, order.block * len(plan) // max(order.size, 1))
-            window = min(order.window, max(1, -(-len(plan) // block)))
-            positions = RowOrder(len(plan), order.seed, order.shuffle, block, window)
+            positions = _order_bins(order, len(plan))
             identity += f" bins {length} {long} {positions}"
         self.num_tokens = index.total
         row_bytes = dataset.batch_size * length * (token_dtype.itemsize + 2 * 8)

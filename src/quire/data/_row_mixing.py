@@ -29,7 +29,7 @@ import numpy as np
 from quire._lowlevel.pool import take_from_pool
 from quire.columns import Column, Columns, ShapePolicy, TensorColumn, concat_columns
 from quire.data._bijection import LARGEST, derive_key
-from quire.data._epoch import RowOrder, Slice
+from quire.data._epoch import Order, RowOrder, Slice
 from quire.data._epoch_registry import PassStart
 from quire.errors import OptionError
 
@@ -253,7 +253,7 @@ class RowGroup:
     taken: int
     steps: Sequence[RowStep]
 
-    def find_rows(self, step: RowStep, orders: Sequence[RowOrder], seed: int) -> list[PartRows]:
+    def find_rows(self, step: RowStep, orders: Sequence[Order], seed: int) -> list[PartRows]:
         """Return the rows of each dataset in the batch of this rank."""
         share = self.share
         full = share.world_size * share.batch_size
@@ -287,7 +287,7 @@ class PartRows(NamedTuple):
     places: list[tuple[int, NDArray[np.int64]]]
 
     @classmethod
-    def find(cls, order: RowOrder, epoch: int, places: NDArray[np.int64], real: NDArray[np.bool_] | None) -> PartRows:
+    def find(cls, order: Order, epoch: int, places: NDArray[np.int64], real: NDArray[np.bool_] | None) -> PartRows:
         """Find the rows at places counted from the beginning of an epoch, which may be in the epochs after it."""
         rows, by_epoch = np.empty_like(places), []
         epochs = places // max(order.size, 1)

@@ -15,7 +15,8 @@ from quire._optional import is_loaded, require
 from quire.array import whole_number
 from quire.columns import ShapePolicy, StackOptions
 from quire.data._column_store import default_framework
-from quire.data._epoch import Last, RowOrder, Shuffle, choose_block
+from quire.data._epoch import Last, Order, RowOrder, Shuffle, choose_block
+from quire.data._interleaved import InterleavedOrder, choose_lanes, find_blocks
 from quire.data._missing import Missing, MissingOptions
 from quire.errors import OptionError, check_options, did_you_mean
 from quire.storage import RangeReader, ReadOptions, StoredDataset, Verify, Where, shard_errors
@@ -31,8 +32,11 @@ MiB = 1 << 20
 class Streaming(TypedDict, total=False):
     """The keywords of `StreamingDataset`.
 
-    shuffle: 'block' (the default) mixes rows from all over the data, one window of blocks at a time; 'global' may put
-        any row at any position; False keeps the order of the data.
+    shuffle: 'block' (the default) mixes rows from all over the data, one window of blocks at a time; 'interleaved'
+        reads many blocks at the same time, each of them once and on one node, which suits object stores; 'global' may
+        put any row at any position; False keeps the order of the data.
+    lanes: the number of blocks that shuffle='interleaved' reads at the same time, a power of two; by default, it
+        follows from the size of the dataset.
     seed: determines the order of every epoch.
     last: the policy for rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
     columns: the paths of the fields to read. where: selects rows.
@@ -57,6 +61,7 @@ class Streaming(TypedDict, total=False):
     """
 
     shuffle: Shuffle
+    lanes: int | None
     seed: int
     last: Last
     columns: Sequence[str] | None
@@ -104,13 +109,15 @@ class StreamOptions:
     verify: Verify | None = None
     bucket_by: str | None = None
     max_tokens: int | None = None
+    lanes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seed", "rank", "world_size", "epochs", "max_tokens"):
+        for name in ("seed", "rank", "world_size", "epochs", "max_tokens", "lanes"):
             if name == "seed" or getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.on_error not in ("raise", "skip", "replace"):
             raise OptionError(f"on_error={self.on_error!r}: use 'raise', 'skip' or 'replace'.")
+        self._check_shuffle()
         if self.last not in ("drop", "pad", "keep"):
             raise OptionError(f"last: expected 'drop', 'pad' or 'keep', got {self.last!r}.")
         if self.epochs is not None and self.epochs < 1:
@@ -126,6 +133,12 @@ class StreamOptions:
         # Both raise an error for unknown values.
         StackOptions(self.framework, self.shapes)
         MissingOptions.of(self.missing)
+
+    def _check_shuffle(self) -> None:
+        if self.shuffle not in ("block", "interleaved", "global", False):
+            raise OptionError(f"shuffle: expected 'block', 'interleaved', 'global' or False, got {self.shuffle!r}.")
+        if self.lanes is not None and self.shuffle != "interleaved":
+            raise OptionError(f"lanes={self.lanes} is for shuffle='interleaved', and shuffle is {self.shuffle!r}.")
 
     def _check_replication(self) -> None:
         object.__setattr__(self, "replication", whole_number("replication", self.replication))
@@ -166,6 +179,11 @@ class StreamOptions:
             raise OptionError(
                 f"bucket_by={self.bucket_by!r} sorts rows by their lengths, and shuffle=False keeps the order of the "
                 "data: use shuffle='block' or 'global'."
+            )
+        if self.shuffle == "interleaved":
+            raise OptionError(
+                f"bucket_by={self.bucket_by!r} puts rows of all lanes into one batch, and shuffle='interleaved' keeps "
+                "the lanes of a rank apart from those of others: use shuffle='block' or 'global'."
             )
         if self.max_tokens is None:
             return
@@ -253,13 +271,15 @@ def check_stream_options(names: Iterable[str], batch_size: int) -> int:
 # --- the order of the rows
 
 
-def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder:
+def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> Order:
     """Choose the order of the rows; raise an error for one that the cache is too small for.
 
     Shards that are mapped, or fit into the cache, are read in small blocks. Otherwise each shard is fetched or decoded
     into the cache when one of its rows is read, so a block is about a shard, and a window what the cache can hold.
     """
     rows = len(stored)
+    if options.shuffle == "interleaved":
+        return _choose_interleaved(stored, options)
     if stored._row_reader.is_mapped or options.shuffle is False or not stored.shards:
         block, window = choose_block(rows, estimate_row_bytes(stored), options.memory_bytes)
     else:
@@ -279,6 +299,25 @@ def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> RowOrder
     # A window of more than all units makes no other order, so it must not make another state either.
     window = min(window, max(1, -(-rows // block)))
     return RowOrder(rows, options.seed, options.shuffle, block, window)
+
+
+def _choose_interleaved(stored: StoredDataset[Any], options: StreamOptions) -> InterleavedOrder:
+    """Choose the interleaved order. It follows from the dataset alone, so that it is the same on every machine."""
+    reader = stored._row_reader
+    if stored.shards and not reader.is_mapped and not getattr(reader, "reads_blocks", False):
+        needed, room = int(stored.nbytes * _estimate_growth(stored)), reader.shard_reader.cache.max_bytes
+        if needed > room:
+            raise OptionError(
+                f"shuffle='interleaved' reads all shards at the same time, and the cache holds {room:,} bytes of about "
+                f"{needed:,}. Use shuffle='block', or pass storage=ReadOptions(cache_bytes=...)."
+            )
+    blocks = find_blocks(reader.block_starts())
+    # With `where`, lanes are for the blocks that have selected rows: the others are not read.
+    lanes = options.lanes
+    if lanes is None:
+        count = sum(shard.blocks or len(shard.groups) for shard in stored.shards)
+        lanes = choose_lanes(blocks.filled, stored.nbytes * blocks.filled // max(count, 1))
+    return InterleavedOrder(blocks, lanes, options.seed)
 
 
 def estimate_row_bytes(stored: StoredDataset[Any]) -> float:

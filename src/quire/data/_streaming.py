@@ -17,10 +17,11 @@ from quire.array import DocumentBatch, bind, resolve_index, resolve_positions, w
 from quire.data._bucketing import choose_buckets
 from quire.data._collate import register_default_collate
 from quire.data._dataset import stack_documents
-from quire.data._epoch import RowOrder, Slice, StepGroup
+from quire.data._epoch import Order, RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._fetch import Fetch
 from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
+from quire.data._interleaved import InterleavedOrder
 from quire.data._loader import Loader
 from quire.data._packing import Long, PackedDataset
 from quire.data._preprocessing import Preprocessing
@@ -52,8 +53,10 @@ _MAX_GROUP = 16
 _MAX_BYTES_AHEAD = 16 << 20
 """The most bytes that a thread gathers in one call, so that the loop does not wait long for the first of them."""
 _STATE_VERSION = 1
-_COUNTS = ("epoch", "start", "step", "done", "before", "epochs", "taken")
-_ORDER_FIELDS = ("size", "seed", "shuffle", "block", "window")
+_COUNTS = ("epoch", "start", "step", "done", "before", "epochs", "taken", "lanes")
+_ORDER_FIELDS = ("size", "seed", "shuffle", "block", "window", "lanes")
+_LATER_FIELDS = {"taken", "lanes"}
+"""The fields that states of quire 0.1 do not have."""
 _NOT_A_STATE = "this is no state of a StreamingDataset, or one of another version of quire."
 
 
@@ -64,8 +67,8 @@ class StreamState:
     The position is `step` steps after the row `start` of the epoch, where a step is a batch of `batch_size` rows on
     each of `world_size` ranks. `done` counts the epochs of the pass before this one, `before` the steps of the pass in
     them. `taken` counts the steps of the pass in earlier runs, which may have been of another size: only the length
-    depends on it. The other fields identify the dataset and the order of its rows. The field names are a file format:
-    checkpoints contain them.
+    depends on it. The other fields identify the dataset and the order of its rows: an interleaved order has `lanes`,
+    the others a `block` and a `window`. The field names are a file format: checkpoints contain them.
     """
 
     epoch: int
@@ -85,6 +88,7 @@ class StreamState:
     dataset: str
     version: int = _STATE_VERSION
     taken: int = 0
+    lanes: int = 0
 
     @classmethod
     def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str) -> StreamState:
@@ -103,11 +107,15 @@ class StreamState:
             window=order.window,
             dataset=dataset,
             taken=group.taken,
+            lanes=order.lanes,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
+        """Return the fields by name. Only states of an interleaved order have `lanes`."""
+        fields = asdict(self)
+        if not self.lanes:
+            del fields["lanes"]
+        return fields
 
     @classmethod
     def from_dict(cls, state: Any) -> StreamState:
@@ -117,7 +125,7 @@ class StreamState:
         if "_snapshot" in state:
             return cls._combine_workers(state["_snapshot"]["_worker_snapshots"], state["_steps_since_snapshot"])
         state = state.get("dataset_state") or state
-        if state.get("version") != _STATE_VERSION or not {*cls.__slots__} - {"taken"} <= set(state):
+        if state.get("version") != _STATE_VERSION or not {*cls.__slots__} - _LATER_FIELDS <= set(state):
             raise OptionError(_NOT_A_STATE)
         result = cls(**{name: state[name] for name in cls.__slots__ if name in state})
         counts: list[Any] = [getattr(result, name) for name in _COUNTS]
@@ -148,7 +156,7 @@ class StreamState:
             steps = state._count_steps()
         return replace(state, step=min(step, steps))
 
-    def check(self, order: RowOrder, dataset: str) -> None:
+    def check(self, order: Order, dataset: str) -> None:
         """Raise an error for a state of another order, in which the same position means other rows."""
         expected = {name: getattr(order, name) for name in _ORDER_FIELDS}
         expected["dataset"] = dataset
@@ -160,7 +168,7 @@ class StreamState:
         if differences:
             raise OptionError(
                 f"the state is of another order of rows: {'; '.join(differences)}. Open the same dataset with the same "
-                "seed, shuffle, where and memory_bytes, or begin anew."
+                f"seed, shuffle, where and {'lanes' if self.lanes else 'memory_bytes'}, or begin anew."
             )
 
     def divides_like(self, share: Slice) -> bool:
@@ -334,7 +342,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 raise OptionError("epochs=None, but an epoch has no steps: a pass would never end, and give nothing.")
             steps = range(first + (worker.number - before - first) % stride, share.steps, stride)
             # A group stays within a window of the order, of which a step takes the rows of all ranks.
-            window = max(1, self.order.block * self.order.window // (share.world_size * share.batch_size))
+            window = max(1, self.order.reach // (share.world_size * share.batch_size))
             while steps:
                 number = min(group_size(), window)
                 yield StepGroup(share, start.done, before, steps[:number], start.taken)
@@ -361,7 +369,12 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def _read_ahead(self, group: StepGroup) -> None:
         """Ask the system to read the windows that begin in these steps, each window once."""
         epoch, span, order = group.share.epoch, group.span(), self.order
-        if order.shuffle != "block" or not span or not isinstance(self._fetch, Fetch):
+        if not span or not isinstance(self._fetch, Fetch):
+            return
+        if isinstance(order, InterleavedOrder):
+            self._read_lanes_ahead(group, span, order)
+            return
+        if not isinstance(order, RowOrder) or order.shuffle != "block":
             return
         first, last = order.window_at(epoch, span.start), order.window_at(epoch, span.stop - 1)
         if self._read_ahead_until[0] == epoch:
@@ -372,6 +385,27 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 self.stored._row_reader.read_ahead(
                     *order.runs(epoch, max(span.start, order.window_start(epoch, first)), span.stop)
                 )
+
+    def _read_lanes_ahead(self, group: StepGroup, span: range, order: InterleavedOrder) -> None:
+        """Ask the system to read the blocks that the lanes of this rank come to, some rows before they do."""
+        share, ahead = group.share, max(len(span), order.lanes * order.blocks.rows // 8)
+        epoch, until = self._read_ahead_until
+        if epoch != share.epoch or not span.start <= until:  # a new epoch, or a pass that begins elsewhere
+            until = -1
+        stop = min(span.stop + ahead, order.size)
+        if until >= min(span.stop + ahead // 2, order.size):
+            return
+        # The lanes of this rank, and one on either side, since the border moves by a lane from step to step.
+        lanes = range(
+            max(0, share.rank * order.lanes // share.world_size - 1),
+            min(order.lanes, -(-(share.rank + 1) * order.lanes // share.world_size) + 1),
+        )
+        self._read_ahead_until = share.epoch, stop
+        with suppress(ShardError, DecodeError):  # raised again when the rows are gathered
+            if until < 0:
+                self.stored._row_reader.read_ahead(*order.runs(share.epoch, span.start, stop, lanes))
+            else:
+                self.stored._row_reader.read_ahead(*order.new_runs(share.epoch, until, stop, lanes))
 
     def _state_at(self, group: StepGroup, step: int) -> StreamState:
         state: StreamState = self._state_type.at(group, step, self.options.epochs, self._fingerprint)
@@ -533,6 +567,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         It is the state of a dataset, a loader, a batch, or a StatefulDataLoader.
         """
         resumed = self._state_type.from_dict(state)
+        self._adopt_lanes(getattr(resumed, "lanes", 0))
         resumed.check(self.order, self._fingerprint)
         if this_worker() is None:
             self._registry.set_next(resumed.next_pass(self.options.epochs))
@@ -545,6 +580,23 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 "with other ranks, batch_size, last or epochs than before, no worker knows where it goes on. Give the "
                 "state to the dataset, not to the loader: dataset.load_state_dict(state)."
             )
+
+    def _adopt_lanes(self, lanes: int) -> None:
+        """Continue in the order of a state with another number of lanes, unless the number is an option."""
+        order = self.order
+        if not isinstance(order, InterleavedOrder) or not lanes or lanes == order.lanes:
+            return
+        if self.options.lanes is not None:
+            raise OptionError(
+                f"the state is of an order with {lanes} lanes, and the dataset was opened with lanes={order.lanes}: "
+                f"pass lanes={lanes}, or leave it out."
+            )
+        if this_worker() is None and self._registry.read().workers:
+            raise OptionError(
+                f"the state is of an order with {lanes} lanes, and workers of a DataLoader have begun with "
+                f"{order.lanes}: open the dataset with lanes={lanes}."
+            )
+        self.order = order.with_lanes(lanes)
 
     def _check_length_in_lightning(self) -> None:
         """Raise an error if Lightning has asked for the length already, and the resumed pass has another one."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 
 from quire.array import DocumentBatch, find_column, resolve_index
-from quire.data._epoch import RowOrder
+from quire.data._epoch import Order, RowOrder
 from quire.data._epoch_registry import EpochRegistry, register_with_torch
 from quire.data._fetch import Fetch
+from quire.data._interleaved import InterleavedOrder
 from quire.data._loader import Loader
 from quire.document import BaseDocument
 from quire.errors import OptionError
@@ -41,13 +42,13 @@ class Windows(Generic[DocT]):
         self.length = length
         digest = blake2b(f"{dataset._fingerprint} {length}".encode(), digest_size=8)
         digest.update(starts.tobytes())
-        order, registry = dataset.order, EpochRegistry()
+        registry = EpochRegistry()
         # A copy of the dataset whose rows are the windows: it counts, shuffles and resumes windows, and only the
         # fetching turns the number of a window into those of its rows.
         self._stream: Any = object.__new__(type(dataset))
         self._stream.__dict__.update(
             dataset.__dict__,
-            order=RowOrder(len(starts), order.seed, order.shuffle, max(1, order.block // stride), order.window),
+            order=_order_windows(dataset.order, starts, stride),
             _registry=registry,
             _fetch=WindowFetch(dataset._fetch.for_windows(length, registry), starts, length),
             _group_size=max(1, dataset._group_size // length),
@@ -123,6 +124,14 @@ class Windows(Generic[DocT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         register_with_torch(type(self))
+
+
+def _order_windows(order: Order, starts: NDArray[np.int64], stride: int) -> Order:
+    """Return the order of windows that is like an order of rows. A window belongs to the block of its first row."""
+    if isinstance(order, InterleavedOrder):
+        return order.regroup(np.searchsorted(starts, order.blocks.starts))
+    assert isinstance(order, RowOrder)
+    return RowOrder(len(starts), order.seed, order.shuffle, max(1, order.block // stride), order.window)
 
 
 class WindowFetch:

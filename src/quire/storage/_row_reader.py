@@ -17,7 +17,8 @@ import numpy as np
 
 from quire._lowlevel.forks import at_fork, no_fork
 from quire.columns import Columns
-from quire.errors import DecodeError, OptionError
+from quire.errors import DecodeError, OptionError, ShardError
+from quire.files import display_uri
 from quire.schema import parse_path
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
@@ -32,7 +33,14 @@ from quire.storage._sequences import (
     lengths_at,
     locate_elements,
 )
-from quire.storage._shard_reader import Block, DamagedCopyError, ShardReader, read_table, shard_errors
+from quire.storage._shard_reader import (
+    Block,
+    DamagedCopyError,
+    ShardReader,
+    read_block_rows,
+    read_table,
+    shard_errors,
+)
 from quire.storage._verification import VerifiedBlocks
 from quire.storage._where import rows_of_shard
 from quire.tensors import Framework
@@ -91,6 +99,7 @@ class RowReader:
         self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
         self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
         self.verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.codecs), sum(regions))
+        self._block_starts: NDArray[np.int64] | None = None
         self._lock = threading.RLock()
         self._close_all()
         _alive.add(self)
@@ -190,6 +199,26 @@ class RowReader:
             lengths += [lengths_at(layout, parts, batch) for batch in reader.read(shard)] if known is None else [known]
         in_shards = np.concatenate(lengths)
         return in_shards if self.rows is None else in_shards[self.rows]
+
+    def block_starts(self) -> NDArray[np.int64]:
+        """Return the first row of each block (record batch or row group) of all shards; at the end, their number.
+
+        Rows are counted by position: if the dataset is filtered, a block in which no row was selected has none. They
+        are read once, from the log, the block tables (one read of a range for each shard) or the footers of shards.
+        """
+        if self._block_starts is None:
+            sizes: list[int] = []
+            for shard in self.shards:
+                rows = read_block_rows(self.folder, shard) or (shard.rows,)
+                if sum(rows) != shard.rows:
+                    raise ShardError(
+                        f"{display_uri(self.folder.join(shard.name))}: its blocks have {sum(rows)} rows, and the log "
+                        f"of the dataset says {shard.rows}."
+                    )
+                sizes += rows
+            starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+            self._block_starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
+        return self._block_starts
 
     def element_dtype(self, path: str) -> np.dtype[Any]:
         """Return the dtype of the elements of a list of numbers, or of tensors with one axis; else raise an error."""

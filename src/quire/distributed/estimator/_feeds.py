@@ -380,8 +380,10 @@ def dataset_for_rank(dataset: StreamingDataset[Any], world: World, feed_options:
         epochs=1,
         last=options.last if feed_options.last == "keep" else feed_options.last,  # 'keep' is the default
         shuffle=shuffle,
+        lanes=options.lanes if shuffle else None,
     )
-    copy.order = replace(copy.order, shuffle=shuffle)
+    if not shuffle:
+        copy.order = copy.order.unshuffled()
     if feed_options.batch_size not in (None, dataset.batch_size):
         # The sizes of groups were chosen for batches of another size.
         copy.batch_size, copy._group_size, copy._group_size_ahead = feed_options.batch_size, 1, 1
