@@ -27,7 +27,8 @@ ADDS = {
     "scipy": "sparse tensors of scipy",
     "pandas": "data frames",
     "parquet": "datasets on disk, streams, shards",
-    "http": "http and https URIs with fsspec",
+    "http": "listing files over http, with fsspec",
+    "remote": "datasets and files in S3, Google Cloud Storage, Azure and on web servers",
     "process": "lambdas and local functions in worker processes",
     "regex": "all regular expressions in queries, with linear run time",
     "compress": "zstd and lz4",
@@ -72,6 +73,8 @@ def requirements_of(extra: str) -> list[Requirement]:
     """Return the requirements of an extra, including those of other extras of quire that it names."""
     requirements = []
     for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue  # for another version of Python
         if requirement.name == PROJECT["name"]:
             requirements += [inner for name in sorted(requirement.extras) for inner in requirements_of(name)]
         else:

@@ -23,6 +23,7 @@
     │  └─ UriTimeoutError(TimeoutError)    it takes too long
     ├─ StorageError(OSError)               a dataset's folder or file that cannot be read or written
     │  ├─ StorageNotFoundError(FileNotFoundError) the file does not exist
+    │  ├─ StorageExistsError(FileExistsError)     the file exists already
     │  └─ ShardError                       a shard that is missing, truncated or altered
     ├─ ServiceError(OSError)               a call of a service that failed
     │  ├─ ServiceUnavailableError(ConnectionError) no answer, or the connection was lost
@@ -69,6 +70,7 @@ __all__ = [
     "ServiceUnavailableError",
     "ShardError",
     "StorageError",
+    "StorageExistsError",
     "StorageNotFoundError",
     "TensorError",
     "UnknownOptionError",
@@ -181,6 +183,10 @@ class StorageError(QuireError, OSError):
 
 class StorageNotFoundError(StorageError, FileNotFoundError):
     """A file of a dataset that does not exist."""
+
+
+class StorageExistsError(StorageError, FileExistsError):
+    """A file that is to be created, and exists."""
 
 
 class ShardError(StorageError):

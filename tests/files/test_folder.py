@@ -6,11 +6,12 @@ import json
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from quire.errors import OptionError, StorageError, StorageNotFoundError
+from quire.errors import OptionError, StorageError, StorageExistsError, StorageNotFoundError
 from quire.files import Entry, open_folder
 
 APPEND = """
@@ -79,6 +80,43 @@ def test_read_range_beyond_end_reports_file_size(tmp_path: Path) -> None:
         folder.read_range("a.bin", 90, 101)
     with pytest.raises(OptionError, match="start <= stop"):
         folder.read_range("a.bin", 3, 2)
+
+
+def test_read_ranges_returns_ranges_in_order(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    (tmp_path / "b.bin").write_bytes(b"b")
+    assert folder.read_ranges([("a.bin", 3, 5), ("b.bin", 0, 1), ("a.bin", 0, 1)]) == [b"\x03\x04", b"b", b"\x00"]
+    assert folder.read_ranges([]) == []
+    with pytest.raises(StorageError, match="the file has 1 bytes"):
+        folder.read_ranges([("a.bin", 3, 5), ("b.bin", 0, 2)])
+
+
+def test_create_of_existing_file_raises_error(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    folder.create("sub/a.json", b"one")
+    with pytest.raises(StorageExistsError, match="sub/a.json: the file exists already") as caught:
+        folder.create("sub/a.json", b"two")
+    assert isinstance(caught.value, FileExistsError)
+    assert folder.list(hidden=True) == [Entry("sub/a.json", 3)]
+    assert folder.read("sub/a.json") == b"one"
+
+
+def test_create_by_many_threads_succeeds_once(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+
+    def create(number: int) -> bool:
+        try:
+            folder.create("a", str(number).encode())
+        except StorageExistsError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        successes = list(pool.map(create, range(50)))
+    assert sum(successes) == 1
+    assert folder.read("a") == str(successes.index(True)).encode()
+    assert folder.list(hidden=True) == [Entry("a", len(folder.read("a")))]
 
 
 def test_missing_file_error_names_file(tmp_path: Path) -> None:
@@ -155,17 +193,21 @@ assert "fsspec" not in sys.modules
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-def test_missing_fsspec_error_has_install_command() -> None:
+def test_missing_client_error_has_install_command() -> None:
     code = """
 import sys
-sys.modules["fsspec"] = None
+sys.modules["fsspec"] = sys.modules["obstore"] = None
 from quire.errors import MissingDependencyError
 from quire.files import open_folder
-try:
-    open_folder("s3://user:secret@bucket/data")
-except MissingDependencyError as error:
-    print(error)
+for url in ("s3://user:secret@bucket/data", "hdfs://host/data"):
+    try:
+        open_folder(url)
+    except MissingDependencyError as error:
+        print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    expected = "s3://...@bucket/data needs fsspec, which is not installed: pip install 'quire-ml[parquet]'"
-    assert done.stdout.strip() == expected
+    client = "obstore" if sys.version_info >= (3, 11) else "fsspec"
+    assert done.stdout.splitlines() == [
+        f"s3://...@bucket/data needs {client}, which is not installed: pip install 'quire-ml[remote]'",
+        "hdfs://host/data needs fsspec, which is not installed: pip install 'quire-ml[parquet]'",
+    ]

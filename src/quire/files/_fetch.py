@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ class FetchOptions(ReadLimits, total=False):
     `timeout` is in seconds, for all attempts and all parts of a file together (60; None for no limit), and `max_bytes`
     the most that is read (1 GiB). A download that fails for a reason that may be temporary is retried up to `retries`
     times (2). `schemes` are the only ones that are read and redirected to, like ('https',): then no paths.
-    `storage_options` are passed to fsspec.
+    `storage_options` are keys, endpoints and headers, in the names of fsspec's filesystems.
     """
 
     retries: int
@@ -46,7 +47,7 @@ def fetch(
     schemes: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the bytes at a local path, or at a URI: file://, http(s)://, data:, or any other that fsspec supports.
+    """Return the bytes at a local path, or at a URI: file://, http(s)://, data:, or any other of a store.
 
     `timeout` is a deadline for the whole of it, with retries and the parts of a large file; see `FetchOptions`.
     """
@@ -113,9 +114,21 @@ def is_temporary(error: UriError) -> bool:
     return isinstance(error, UriTimeoutError) or (error.__cause__ is not None and not is_invalid)
 
 
+@contextmanager
+def translate_storage_errors() -> Iterator[None]:
+    """Raise StorageErrors as UriErrors."""
+    try:
+        yield
+    except StorageNotFoundError as error:
+        raise UriNotFoundError(str(error)) from error
+    except StorageError as error:
+        kind = UriTimeoutError if isinstance(error.__cause__, TimeoutError) else UriError
+        raise kind(str(error)) from error
+
+
 def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes:
     end = time.monotonic() + options.deadline
-    try:
+    with translate_storage_errors():
         address = split_address(uri)
         folder = RemoteFolder(address.folder, options)
         size = folder.reported_size(address.name)
@@ -133,11 +146,6 @@ def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes
                 )
             folder.options = replace(options, deadline=max(left, 0.001), timeout=max(left, 0.001))
         content = b"".join(parts)
-    except StorageNotFoundError as error:
-        raise UriNotFoundError(str(error)) from error
-    except StorageError as error:
-        kind = UriTimeoutError if isinstance(error.__cause__, TimeoutError) else UriError
-        raise kind(str(error)) from error
     if len(content) > max_bytes:
         raise too_large(uri, f"the file has {len(content):,} bytes", max_bytes)
     return content

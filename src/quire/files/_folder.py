@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from quire.errors import OptionError, StorageError, StorageNotFoundError
+from quire.errors import OptionError, StorageError, StorageExistsError, StorageNotFoundError
 from quire.files._open import open_target, sync_folder
 from quire.files._uris import display_uri
 
@@ -27,6 +27,8 @@ class Entry(NamedTuple):
 
 
 Entries = list[Entry]
+RangeRequest = tuple[str, int, int]
+"""The name of a file, and the bytes of it, from start to stop."""
 
 
 class Folder(ABC):
@@ -74,6 +76,13 @@ class Folder(ABC):
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes from start to stop; raise StorageError if the file ends before stop."""
 
+    def read_ranges(self, requests: Sequence[RangeRequest], *, concurrency: int = 32) -> Sequence[bytes]:  # noqa: ARG002
+        """Return the bytes of many small ranges, in the order of the requests.
+
+        A remote store is sent up to `concurrency` requests at the same time. The first error is raised.
+        """
+        return [self.read_range(*request) for request in requests]
+
     @abstractmethod
     def fetch(self, name: str, target: Path) -> None:
         """Copy a file to a local path, which is replaced when the copy is complete, or not at all."""
@@ -82,12 +91,23 @@ class Folder(ABC):
     def open_for_write(self, name: str, *, durable: bool = True) -> AbstractContextManager[IO[bytes]]:
         """Open a file for writing, which appears, or replaces the old one, when it is complete, or not at all."""
 
+    def create(self, name: str, content: bytes) -> None:
+        """Write a small file in one step; raise StorageExistsError if it exists.
+
+        Of several processes that create a file, one succeeds, at a local path and in stores that obstore writes to.
+        With fsspec, the store is asked before.
+        """
+        if self.exists(name):
+            raise file_exists(self.join(name))
+        with self.open_for_write(name) as file:
+            file.write(content)
+
     @abstractmethod
     def append_line(self, name: str, line: str) -> None:
         """Add a line to a small file.
 
-        At a local path, many processes may do so at once. At a remote address the file is rewritten, so only one
-        process may do so at a time.
+        Many processes may do so at once, at a local path and in stores that obstore writes to. With fsspec, the file
+        is rewritten, so only one process may do so at a time.
         """
 
     @abstractmethod
@@ -169,6 +189,27 @@ class LocalFolder(Folder):
         with open_target(path, durable=durable) as file:
             yield file
 
+    def create(self, name: str, content: bytes) -> None:
+        """Write a file that must not exist, and is on the disk when this returns."""
+        path = self._create_parent(name)
+        part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+        with self._translate_errors(name):
+            try:
+                with part.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    path.hardlink_to(part)  # unlike a rename, this fails if the file exists
+                except FileExistsError as error:
+                    raise file_exists(str(path)) from error
+                except OSError:  # a file system without links: a reader may see the file before its content
+                    with path.open("xb") as file:
+                        file.write(content)
+            finally:
+                part.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
     def append_line(self, name: str, line: str) -> None:
         """Add a line, which is on the disk when this returns."""
         path, content = self._create_parent(name), encode_line(line)
@@ -206,6 +247,8 @@ class LocalFolder(Folder):
         """Raise system errors as StorageErrors that name the file."""
         try:
             yield
+        except StorageError:
+            raise
         except FileNotFoundError as error:
             raise StorageNotFoundError(f"{self.path / name}: there is no such file.") from error
         except OSError as error:
@@ -234,6 +277,11 @@ def file_too_short(url: str, size: int, start: int, stop: int) -> StorageError:
     )
 
 
+def file_exists(url: str) -> StorageExistsError:
+    """Return the error for a file that is to be created, and exists."""
+    return StorageExistsError(f"{display_uri(url)}: the file exists already. It was not replaced.")
+
+
 def is_visible(part: str) -> bool:
     """Return whether readers see a file or folder of that name, by the rule of Spark and Arrow."""
     return not part.startswith((".", "_"))
@@ -244,6 +292,11 @@ def encode_line(line: str) -> bytes:
     if "\n" in line:
         raise OptionError(f"a line has no line break in it, got {line[:80]!r}.")
     return line.encode() + b"\n"
+
+
+def add_line(before: bytes, line: bytes) -> bytes:
+    """Return the content of a file with one more line; a partial line at the end stays alone."""
+    return before + line if not before or before.endswith(b"\n") else before + b"\n" + line
 
 
 @contextmanager

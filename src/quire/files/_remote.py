@@ -1,123 +1,56 @@
-"""Folders at addresses that fsspec supports: s3, gs, hdfs, http, memory and registered ones.
-
-The asynchronous filesystems of fsspec (s3, gs, http, ...) run on an event loop in a thread, which a forked child does
-not have, so each process opens its own connection. Their calls are cancelled when their time is over. Other
-filesystems cannot cancel a call, so each runs in a thread that is abandoned after the timeout.
-"""
+"""Folders at remote addresses: s3, gs, az and http with obstore, and every other scheme with fsspec."""
 
 from __future__ import annotations
 
-import inspect
 import os
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from quire._lowlevel.forks import at_fork
-from quire._optional import require
+from quire._optional import is_installed, require
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import (
     Entries,
     Entry,
     Folder,
     LocalFolder,
+    RangeRequest,
+    add_line,
     check_range,
     encode_line,
+    file_exists,
     file_too_short,
     is_visible,
 )
+from quire.files._fsspec import CLEANUP_SECONDS, FileInfo, FsspecClient, filesystem_class
 from quire.files._hub import PREFIX, HubFolder
+from quire.files._object_store import ConflictError, ObstoreClient, UnsupportedError, is_inherited
 from quire.files._open import open_target
-from quire.files._retry import RemoteCall, RemoteOptions, run_with_timeout, timeout_error
+from quire.files._retry import RemoteCall, RemoteOptions, retry_pause, timeout_error
+from quire.files._store_options import KINDS, package_of, translate_options
 from quire.files._uris import display_uri, local_path, scheme_of
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+Client = FsspecClient | ObstoreClient
 
-OBJECT_STORES = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "r2", "s3", "s3a"})
-"""Stores where a file appears once its upload is complete, folders are not created, and a move is a copy."""
-CLEANUP_SECONDS = 5.0
-"""The time to remove what a failed write has left."""
 _READ_ONLY = frozenset({"http", "https"})
 _PART = 16 << 20
 """The bytes that one request reads at most."""
-_CACHED_METHODS = frozenset({"info", "ls"})
-"""Methods that fsspec may answer from a cache, which is stale when others write."""
-_inherited: list[Any] = []
-"""Connections from before a fork: to drop them would close the connections of the parent."""
-
-
-# --- fsspec
-
-
-def require_fsspec(url: str) -> Any:
-    """Return the fsspec module; if it is missing, the error has the command that installs it."""
-    module = require("fsspec", extra="parquet", needed_for=display_uri(url))
-    _reset_loop_after_forks()
-    return module
-
-
-@cache
-def _reset_loop_after_forks() -> None:
-    """Let a forked child start an event loop of its own, which older releases of fsspec do not do."""
-    at_fork(after_in_child=require("fsspec.asyn", extra="parquet", needed_for="fsspec").reset_lock)
-
-
-class Connection:
-    """The filesystem of an address, opened on first use and again after a fork."""
-
-    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
-        self._url, self._options = url, storage_options
-        self._opened: tuple[int, Any, str] | None = None
-
-    def within(self, seconds: float) -> TimedFilesystem:
-        """Return the filesystem for calls that together have that many seconds."""
-        until = time.monotonic() + seconds
-        opened = self._opened
-        if opened is None or opened[0] != os.getpid():
-            _inherited.append(opened)
-            url_to_fs = require_fsspec(self._url).core.url_to_fs
-            filesystem, root = run_with_timeout(partial(url_to_fs, self._url, **self._options), seconds)
-            self._opened = opened = (os.getpid(), filesystem, root.rstrip("/"))
-        return TimedFilesystem(opened[1], opened[2], until)
-
-
-class TimedFilesystem:
-    """Calls of a filesystem that share one timeout."""
-
-    def __init__(self, filesystem: Any, root: str, until: float) -> None:
-        self._filesystem, self.root, self._until = filesystem, root, until
-
-    def path(self, name: str) -> str:
-        """Return the path of a file of the folder, as the filesystem names it."""
-        return f"{self.root}/{name}"
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the filesystem."""
-        filesystem = self._filesystem
-        seconds = max(self._until - time.monotonic(), 0.001)
-        if method in _CACHED_METHODS:
-            filesystem.invalidate_cache()
-        coroutine = getattr(filesystem, f"_{method}", None) if filesystem.async_impl else None
-        if not inspect.iscoroutinefunction(coroutine):
-            return run_with_timeout(partial(getattr(filesystem, method), *args, **kwargs), seconds)
-        asyn = require_fsspec(self.root).asyn
-        try:
-            return asyn.sync(filesystem.loop, coroutine, *args, timeout=seconds, **kwargs)
-        except asyn.FSTimeoutError:
-            raise timeout_error(seconds) from None
-
-
-# --- folders
+_PARTS_AHEAD = 4
+"""The parts of a large file that are read at the same time, if the client can."""
 
 
 def open_folder(url: str | os.PathLike[str], options: RemoteOptions | None = None) -> Folder:
-    """Return the folder at a path, a file:// address, a dataset on the Hub, or another address that fsspec supports."""
+    """Return the folder at a path, a dataset on the Hub, or any other address that obstore or fsspec supports."""
     text = os.fspath(url)
     if "://" not in text and "::" not in text:
         return LocalFolder(os.path.expanduser(text))  # noqa: PTH111 - a path as it was passed
@@ -129,13 +62,26 @@ def open_folder(url: str | os.PathLike[str], options: RemoteOptions | None = Non
 
 
 class RemoteFolder(Folder):
-    """A folder at a remote address, connected on first use in each process."""
+    """A folder at a remote address, connected on first use in each process.
+
+    Its clients send single requests; this class checks what they return, and retries. Addresses that obstore supports
+    are read with it; with fsspec if obstore is not installed, if an option is for fsspec only, for the little that
+    obstore cannot do (listing the links of a web page), and in a forked child, where obstore would hang.
+    """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
-        require_fsspec(url)
         self.url = url if url.endswith("://") else url.rstrip("/")
         self.options = options
-        self._connection = Connection(self.url, options.storage_options)
+        self._obstore: ObstoreClient | None = None
+        self._fsspec: FsspecClient | None = None
+        if scheme_of(url) in KINDS and "::" not in url:
+            if sys.version_info >= (3, 11) and not is_installed("fsspec"):
+                require("obstore", extra="remote", needed_for=display_uri(url))
+            settings = translate_options(self.url, options.storage_options) if is_installed("obstore") else None
+            if settings is not None:
+                self._obstore = ObstoreClient(self.url, settings, options)
+        if self._obstore is None:
+            self._fsspec = FsspecClient(self.url, options.storage_options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFolder, (self.url, self.options)
@@ -154,29 +100,23 @@ class RemoteFolder(Folder):
                 if name in seen or not (hidden or all(map(is_visible, name.split("/")))):
                     continue
                 seen.add(name)
-                if info["type"] == "directory":
+                if info.is_folder:
                     folders.append(name)
                 else:
-                    yield name, info.get("size")
+                    yield name, info.size
 
-    def _list_folder(self, folder: str) -> Sequence[tuple[str, dict[str, Any]]]:
+    def _list_folder(self, folder: str) -> Sequence[tuple[str, FileInfo]]:
         """Return the content of a subfolder, by names from the root."""
-
-        def list_names(filesystem: TimedFilesystem) -> Sequence[tuple[str, dict[str, Any]]]:
-            start = f"{filesystem.root}/"
-            infos = filesystem.call("ls", filesystem.path(folder).rstrip("/"), detail=True)
-            return [(info["name"][len(start) :].rstrip("/"), info) for info in infos if info["name"].startswith(start)]
-
-        url = self.join(folder) if folder else self.url
+        call = RemoteCall("listing the files", self.join(folder) if folder else self.url)
         try:
-            return self._run(RemoteCall("listing the files", url), list_names)
+            return self._run(call, lambda client, seconds: client.list_folder(folder, seconds))
         except StorageNotFoundError:
             return []
 
     def exists(self, name: str) -> bool:
         """Return whether there is a file of that name."""
         try:
-            return bool(self._info(name, "looking for the file")["type"] != "directory")
+            return not self._info(name, "looking for the file").is_folder
         except StorageNotFoundError:
             return False
 
@@ -188,25 +128,29 @@ class RemoteFolder(Folder):
     def reported_size(self, name: str) -> int | None:
         """Return the size of a file in bytes; None if the server does not report it."""
         info = self._info(name, "asking for the size")
-        if info["type"] == "directory":
+        if info.is_folder:
             raise StorageError(f"{display_uri(self.join(name))}: this is a folder, not a file.")
-        size: int | None = info.get("size")
-        return size
+        return info.size
 
-    def _info(self, name: str, what: str) -> dict[str, Any]:
-        return self._run(
-            RemoteCall(what, self.join(name)), lambda filesystem: filesystem.call("info", filesystem.path(name))
-        )
+    def _info(self, name: str, what: str) -> FileInfo:
+        return self._run(RemoteCall(what, self.join(name)), lambda client, seconds: client.info(name, seconds))
+
+    # --- reading
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
         call = RemoteCall("reading the file", self.join(name))
-        return bytes(self._run(call, lambda filesystem: filesystem.call("cat_file", filesystem.path(name))))
+        return self._run(call, lambda client, seconds: client.read(name, seconds))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes from start to stop."""
         check_range(start, stop)
         return b"".join(self._read_parts(name, start, stop))
+
+    def read_ranges(self, requests: Sequence[RangeRequest], *, concurrency: int = 32) -> Sequence[bytes]:
+        """Return the bytes of many ranges, in order, read at the same time."""
+        workers = min(concurrency, len(requests), self._client().parallel_requests)
+        return list(_map_in_order(lambda request: self.read_range(*request), requests, workers))
 
     def fetch(self, name: str, target: Path) -> None:
         """Download a file to a local path, part by part."""
@@ -223,34 +167,43 @@ class RemoteFolder(Folder):
             yield from self._read_parts(name, 0, size)
 
     def _read_parts(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        while start < stop:
-            end = min(start + _PART, stop)
-            content = self._read_part(name, start, end)
-            if len(content) > end - start:  # the server does not support ranges, and sent the whole file
-                if len(content) < stop:
-                    raise file_too_short(self.join(name), len(content), start, stop)
-                yield content[start:stop]
-                return
-            yield content
-            start = end
+        if start == stop:
+            return
+        first = min(start + _PART, stop)
+        content, is_whole = self._read_part(name, start, first)
+        if is_whole:  # the server does not support ranges: the other parts would be the whole file again
+            if len(content) < stop:
+                raise file_too_short(self.join(name), len(content), start, stop)
+            yield content[start:stop]
+            return
+        yield content
+        rest = [(begin, min(begin + _PART, stop)) for begin in range(first, stop, _PART)]
+        workers = min(_PARTS_AHEAD, len(rest), self._client().parallel_requests)
+        parts = _map_in_order(lambda part: (part, self._read_part(name, *part)), rest, workers)
+        for (begin, end), (content, is_whole) in parts:
+            yield content[begin:end] if is_whole else content
 
-    def _read_part(self, name: str, start: int, end: int) -> bytes:
-        def read(filesystem: TimedFilesystem) -> bytes:
-            content = bytes(filesystem.call("cat_file", filesystem.path(name), start=start, end=end))
-            if len(content) < end - start:
-                raise OSError(f"{len(content):,} bytes came instead of {end - start:,}. Is the file complete?")
-            return content
+    def _read_part(self, name: str, start: int, stop: int) -> tuple[bytes, bool]:
+        """Return the bytes from start to stop; or the whole file, and True."""
+        url = self.join(name)
 
-        return self._run(RemoteCall(f"reading bytes {start:,} to {end:,}", self.join(name)), read)
+        def read(client: Client, seconds: float) -> tuple[bytes, bool]:
+            content, is_whole = client.read_range(name, start, stop, seconds)
+            if not is_whole and len(content) < stop - start:
+                size = client.info(name, seconds).size
+                if size is not None and size < stop:
+                    raise file_too_short(url, size, start, stop)
+                raise OSError(f"{len(content):,} bytes came instead of {stop - start:,}")
+            return content, is_whole
+
+        return self._run(RemoteCall(f"reading bytes {start:,} to {stop:,}", url, stop - start), read)
+
+    # --- writing
 
     @contextmanager
     def open_for_write(self, name: str, *, durable: bool = True) -> Iterator[IO[bytes]]:  # noqa: ARG002 - it always is
         """Open a local file for writing, which is uploaded when it is complete."""
-        url = self.join(name)
-        if scheme_of(self.url) in _READ_ONLY:
-            raise StorageError(
-                f"{display_uri(url)}: nothing is written to an http address. Write to a path or a store."
-            )
+        url = self._check_writable(name)
         with tempfile.NamedTemporaryFile(prefix="quire-", suffix=".part") as file:
             yield file
             file.flush()
@@ -258,53 +211,154 @@ class RemoteFolder(Folder):
 
     def _upload(self, local: str, name: str, call: RemoteCall) -> None:
         """Upload a local file; where a partial upload would be visible, under a temporary name that is moved."""
-        if scheme_of(self.url) in OBJECT_STORES:
-            self._run(call, lambda filesystem: filesystem.call("put_file", local, filesystem.path(name)))
+        client = self._client()
+        if client.uploads_atomically:
+            self._run(
+                call, lambda client, seconds: client.upload(local, name, call.size, seconds), client.upload_options
+            )
             return
+        assert isinstance(client, FsspecClient)
         folder, slash, last = name.rpartition("/")
         part = f"{folder}{slash}.{last}.{uuid.uuid4().hex}.part"
-
-        def put(filesystem: TimedFilesystem) -> None:
-            target = filesystem.path(part)
-            filesystem.call("makedirs", target.rpartition("/")[0], exist_ok=True)
-            filesystem.call("put_file", local, target)
-
         try:
-            self._run(call, put)
-            self._move(part, name, call)
+            self._run(call, lambda client, seconds: client.upload(local, part, call.size, seconds))
+            try:
+                call.run(lambda seconds: client.move(part, name, seconds), self.options)
+            except StorageNotFoundError:
+                # If the file has the right size, an earlier attempt moved it, and its answer was lost.
+                if self.reported_size(name) != call.size:
+                    raise
         except BaseException:
             once = replace(self.options, retries=0, deadline=min(self.options.deadline, CLEANUP_SECONDS))
             cleanup = RemoteCall("removing the half-written file", self.join(part))
             with suppress(StorageError):
-                cleanup.run(lambda seconds: _remove(self._connection.within(seconds), part), once)
+                cleanup.run(lambda seconds: client.remove(part, seconds), once)
             raise
 
-    def _move(self, part: str, name: str, call: RemoteCall) -> None:
-        try:
-            self._run(call, lambda filesystem: filesystem.call("mv", filesystem.path(part), filesystem.path(name)))
-        except StorageNotFoundError:
-            if self.reported_size(name) != call.size:  # otherwise an earlier attempt moved it, and its answer was lost
+    def write_pieces(self, name: str, pieces: Iterable[Any]) -> None:
+        """Write a file while its pieces are produced; an error, also one of the pieces, leaves no file."""
+        self._client().write(name, pieces, self.options.timeout)
+
+    @property
+    def upload_options(self) -> RemoteOptions:
+        """The options for a whole upload, without retries if the client retries its parts."""
+        return self._client().upload_options or self.options
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a small file that must not exist; with obstore, the store itself ensures that."""
+        url = self._check_writable(name)
+        client = self._client()
+        if isinstance(client, FsspecClient):
+            super().create(name, content)
+            return
+        is_unknown = False  # whether an earlier request may have written the file, and its answer was lost
+
+        def create(seconds: float) -> None:
+            nonlocal is_unknown
+            try:
+                client.put(name, content, seconds)
+            except ConflictError:
+                if is_unknown and client.read(name, seconds) == content:
+                    return
+                raise file_exists(url) from None
+            except BaseException:
+                is_unknown = True
                 raise
 
+        RemoteCall("creating the file", url, len(content)).run(create, self.options)
+
     def append_line(self, name: str, line: str) -> None:
-        """Rewrite the file with one more line."""
-        content = encode_line(line)
-        try:
-            before = self.read(name)
-        except StorageNotFoundError:
-            before = b""
-        with self.open_for_write(name) as file:
-            file.write(before if not before or before.endswith(b"\n") else before + b"\n")
-            file.write(content)
+        """Add a line by rewriting the file; with obstore, only if no other process has written it meanwhile."""
+        url, content = self._check_writable(name), encode_line(line)
+        client = self._client()
+        if isinstance(client, FsspecClient):
+            try:
+                before = self.read(name)
+            except StorageNotFoundError:
+                before = b""
+            with self.open_for_write(name) as file:
+                file.write(add_line(before, content))
+            return
+        sent: bytes | None = None  # the content of a request whose answer was lost
+
+        def append(seconds: float) -> None:
+            nonlocal sent
+            until = time.monotonic() + seconds
+            for number in range(1 << 30):
+                before, tag = client.read_version(name, seconds)
+                if sent is not None and before.startswith(sent):
+                    return
+                sent = add_line(before, content)
+                try:
+                    client.put(name, sent, seconds, tag)
+                except ConflictError:
+                    sent = None
+                else:
+                    return
+                pause = retry_pause(min(number, 4))
+                if time.monotonic() + pause >= until:
+                    raise timeout_error(seconds)
+                time.sleep(pause)
+
+        RemoteCall("adding a line", url).run(append, self.options)
 
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
+        call = RemoteCall("removing the file", self.join(name))
         with suppress(StorageNotFoundError):
-            self._run(RemoteCall("removing the file", self.join(name)), lambda filesystem: _remove(filesystem, name))
+            self._run(call, lambda client, seconds: client.remove(name, seconds))
 
-    def _run(self, call: RemoteCall, request: Callable[[TimedFilesystem], T]) -> T:
-        return call.run(lambda seconds: request(self._connection.within(seconds)), self.options)
+    def _check_writable(self, name: str) -> str:
+        url = self.join(name)
+        if scheme_of(self.url) in _READ_ONLY:
+            raise StorageError(
+                f"{display_uri(url)}: nothing is written to an http address. Write to a path or a store."
+            )
+        return url
+
+    # --- clients
+
+    def _run(self, call: RemoteCall, request: Callable[[Client, float], T], options: RemoteOptions | None = None) -> T:
+        def attempt(seconds: float) -> T:
+            try:
+                return request(self._client(), seconds)
+            except UnsupportedError:
+                return request(self._fsspec_client(), seconds)
+
+        return call.run(attempt, options or self.options)
+
+    def _client(self) -> Client:
+        if self._obstore is None:
+            return self._fsspec_client()
+        if not is_inherited():
+            return self._obstore
+        if filesystem_class(scheme_of(self.url) or "") is None:
+            raise StorageError(
+                f"{display_uri(self.url)}: obstore was used before this process was forked, and would hang here. "
+                "Start workers with 'spawn' or 'forkserver' (in a DataLoader: multiprocessing_context='forkserver'), "
+                f"or install the package that works after a fork: pip install '{package_of(self.url)}'."
+            )
+        return self._fsspec_client()
+
+    def _fsspec_client(self) -> FsspecClient:
+        if self._fsspec is None:
+            self._fsspec = FsspecClient(self.url, self.options.storage_options)
+        return self._fsspec
 
 
-def _remove(filesystem: TimedFilesystem, name: str) -> None:
-    filesystem.call("rm_file", filesystem.path(name))
+def _map_in_order(call: Callable[[Item], T], items: Sequence[Item], workers: int) -> Iterator[T]:
+    """Yield the results of calls in threads, in the order of the items; at most `workers` are unfinished or unused."""
+    if workers <= 1:
+        yield from map(call, items)
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="quire-read")
+    pending: deque[Future[T]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(call, item))
+            if len(pending) == workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

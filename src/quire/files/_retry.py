@@ -12,14 +12,18 @@ from typing import Any, TypeVar
 
 from quire._installation import install_command
 from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
+from quire.files._throttling import report_throttling
 from quire.files._uris import display_uri
 
 T = TypeVar("T")
 
-SLOWEST_UPLOAD = 1 << 20
-"""Bytes per second: a request that sends data gets its size divided by this as additional time."""
+SLOWEST_TRANSFER = 1 << 20
+"""Bytes per second: a request that sends or receives data gets its size divided by this as additional time."""
 GONE_STATUS = (404, 410)
 TEMPORARY_STATUS = (408, 425, 429)
+THROTTLING_STATUS = (429, 503)
+"""A store that answers with one of these asks for fewer requests."""
+_OBSTORE_SCHEMES = ("http:", "https:", "s3:", "s3a:", "gs:", "gcs:", "az:", "abfs:", "abfss:", "adl:")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0
 _PERMANENT_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -37,7 +41,7 @@ class RemoteOptions:
 
     A call that fails for a reason that may be temporary is retried up to `retries` times, after pauses that double.
     One attempt has `timeout` seconds, and all of them together `deadline`; large files are read in parts, and each
-    part has as much. `storage_options` are passed to fsspec's filesystem: keys, endpoints, headers.
+    part has as much. `storage_options` are keys, endpoints and headers, in the names of fsspec's filesystems.
     """
 
     retries: int = 5
@@ -55,7 +59,7 @@ class RemoteOptions:
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """What is done at which address, for messages; `size` is the number of bytes that one request sends."""
+    """What is done at which address, for messages; `size` is the number of bytes that one request sends or receives."""
 
     what: str
     url: str
@@ -66,24 +70,28 @@ class RemoteCall:
 
         Attempts that limit their time themselves (`own_time`) may take long, and do not use up the deadline.
         """
-        # Large uploads get more time, for a single attempt and in all.
-        extra = self.size / SLOWEST_UPLOAD
+        # Large requests get more time, for a single attempt and in all.
+        extra = self.size / SLOWEST_TRANSFER
         start = time.monotonic()
         end = start + options.deadline + extra
+        attempts = 0
         for number in range(options.retries + 1):
             began = time.monotonic()
             try:
                 return attempt(min(options.timeout + extra, max(end - time.monotonic(), 0.001)))
             except Exception as error:  # noqa: BLE001 - stores raise errors of their own classes
                 last = _find_cause(error)
+            attempts += getattr(last, "attempts", 1)  # a client may have retried parts of it
             self._raise_if_permanent(last)
+            if _http_status(last) in THROTTLING_STATUS:
+                report_throttling()
             # An upload of many minutes may break off at its end, and must get another attempt.
             end += time.monotonic() - began if own_time else 0
             pause = retry_pause(number)
             if number == options.retries or time.monotonic() + pause >= end:
                 break
             time.sleep(pause)
-        seconds, times = time.monotonic() - start, "once" if number == 0 else f"{number + 1} times"
+        seconds, times = time.monotonic() - start, "once" if attempts == 1 else f"{attempts} times"
         raise StorageError(
             f"{display_uri(self.url)}: {self.what} failed, tried {times} in {seconds:.1f} seconds. The last reason: "
             f"{_describe_error(last)}. Try again later, or pass RemoteOptions with more retries or more seconds."
@@ -97,7 +105,8 @@ class RemoteCall:
         if isinstance(error, FileNotFoundError) or status in GONE_STATUS:
             raise StorageNotFoundError(f"{url}: there is no such file.") from error
         if isinstance(error, ImportError):
-            command = f" Run: {install_command('http')}." if self.url.startswith(("http:", "https:")) else ""
+            extra = "http" if self.url.startswith(("http:", "https:")) else "remote"
+            command = f" Run: {install_command(extra)}." if self.url.startswith(_OBSTORE_SCHEMES) else ""
             raise MissingDependencyError(
                 f"{url}: a package that it needs is not installed ({error}).{command}"
             ) from error

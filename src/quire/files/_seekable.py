@@ -12,9 +12,18 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from quire.errors import OptionError, StorageError, UriError, UriNotFoundError
-from quire.files._fetch import NO_TIMEOUT, RETRIES, FetchOptions, allowed_schemes, is_local_or_data, retry_download
-from quire.files._remote import Connection, require_fsspec
+from quire.errors import OptionError, UriError, UriNotFoundError
+from quire.files._fetch import (
+    NO_TIMEOUT,
+    RETRIES,
+    FetchOptions,
+    allowed_schemes,
+    is_local_or_data,
+    retry_download,
+    translate_storage_errors,
+)
+from quire.files._remote import RemoteFolder
+from quire.files._retry import RemoteOptions
 from quire.files._transfer import split_address
 from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, too_large
 
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _BUFFER = 1 << 18
+_STORE_BUFFER = 1 << 20
+"""The least that one request to a store reads."""
 
 
 @contextmanager
@@ -65,20 +76,53 @@ def _open_local(uri: str) -> IO[bytes]:
 
 
 def _open_in_store(uri: str, options: FetchOptions) -> IO[bytes]:
-    require_fsspec(uri)
-    try:
+    seconds = options.get("timeout", TIMEOUT) or NO_TIMEOUT
+    remote = RemoteOptions(options.get("retries", RETRIES), seconds, seconds, options.get("storage_options") or {})
+    with translate_storage_errors():
         address = split_address(uri)
-        seconds = options.get("timeout", TIMEOUT) or NO_TIMEOUT
-        attempt = Connection(address.folder, options.get("storage_options") or {}).within(seconds)
-        file: IO[bytes] = attempt.call("open", attempt.path(address.name), "rb")
-    except FileNotFoundError as error:
-        raise UriNotFoundError(f"{display_uri(uri)}: there is no such file.") from error
-    except (StorageError, OSError) as error:
-        raise UriError(f"{display_uri(uri)}: the file cannot be read ({error}).") from error
-    return file
+        folder = RemoteFolder(address.folder, remote)
+        size = folder.size(address.name)
+    return io.BufferedReader(cast("Any", _StoreFile(folder, address.name, size)), _STORE_BUFFER)
 
 
-class _RangeFile(io.RawIOBase):
+class _SeekableFile(io.RawIOBase):
+    """A file of known size with a position."""
+
+    _position, _size = 0, -1
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+
+class _StoreFile(_SeekableFile):
+    """A file in a store: each read is a request."""
+
+    def __init__(self, folder: RemoteFolder, name: str, size: int) -> None:
+        self._folder, self._name, self._size = folder, name, size
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        size = min(len(view), self._size - self._position)
+        if size <= 0:
+            return 0
+        with translate_storage_errors():
+            view[:size] = self._folder.read_range(self._name, self._position, self._position + size)
+        self._position += size
+        return size
+
+
+class _RangeFile(_SeekableFile):
     """A file on a server that supports ranges: one response is read until the next seek.
 
     `_position` is where the reader is, and `_response_position` where the response is.
@@ -97,20 +141,6 @@ class _RangeFile(io.RawIOBase):
     def has_ranges(self) -> bool:
         """Whether the server supports ranges, and reported the size of the file."""
         return self._size >= 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer).cast("B")

@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,8 +22,9 @@ from typing import IO, Any, NamedTuple, cast
 from quire._lowlevel.forks import ForkSafeCondition
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import LocalFolder
-from quire.files._remote import CLEANUP_SECONDS, OBJECT_STORES, Connection, RemoteFolder, require_fsspec
-from quire.files._retry import SLOWEST_UPLOAD, RemoteCall, RemoteOptions, timeout_error
+from quire.files._fsspec import CLEANUP_SECONDS, UPLOAD_PART
+from quire.files._remote import RemoteFolder
+from quire.files._retry import SLOWEST_TRANSFER, RemoteCall, RemoteOptions, timeout_error
 from quire.files._uris import display_uri, local_path, scheme_of
 
 Pieces = Generator[Any, None, None]
@@ -35,8 +35,6 @@ WritePieces = Callable[[Iterable[Any]], None]
 _QUEUE_BYTES = 32 << 20
 """The bytes that wait in a queue at most, unless one piece is larger."""
 _PIECE = 1 << 20
-_UPLOAD_PART = 16 << 20
-"""The bytes that a store is sent at once."""
 
 
 # --- addresses
@@ -160,7 +158,7 @@ class _SourceFailedError(StorageError):
 
 def _send_once(write: WritePieces, source: Callable[[], Pieces], options: RemoteOptions) -> None:
     # A limit for each wait and not for the upload: however large, it goes on for as long as the store takes pieces.
-    seconds = options.timeout + _UPLOAD_PART / SLOWEST_UPLOAD
+    seconds = options.timeout + UPLOAD_PART / SLOWEST_TRANSFER
     pieces_queue = PieceQueue(_QUEUE_BYTES)
     sender = _Sender(write, pieces_queue)
     try:
@@ -224,43 +222,9 @@ def _choose_writer(url: str, options: RemoteOptions) -> tuple[WritePieces, Remot
         return write_local, replace(options, retries=0)
     if scheme_of(url) in ("http", "https"):
         return _http_file(url, options).upload, options
-    require_fsspec(url)
     address = split_address(url)
-    connection = Connection(address.folder, options.storage_options)
-    write = _write_object if scheme_of(url) in OBJECT_STORES else _write_and_move
-    return partial(write, connection, address.name, options.timeout), options
-
-
-def _write_object(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
-    """Write to an object store, where a file appears when its upload is completed."""
-    attempt = connection.within(seconds)
-    file = attempt.call("open", attempt.path(name), "wb", block_size=_UPLOAD_PART)
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.close()
-    except BaseException:
-        file.closed = True  # otherwise the garbage collector closes it, which completes the upload
-        with suppress(Exception):
-            file.discard()
-        raise
-
-
-def _write_and_move(connection: Connection, name: str, seconds: float, pieces: Iterable[Any]) -> None:
-    """Write to a file of another name, which is moved when it is complete."""
-    part = f".{name}.{uuid.uuid4().hex}.part"
-    attempt = connection.within(seconds)
-    try:
-        attempt.call("makedirs", attempt.root or "/", exist_ok=True)
-        with attempt.call("open", attempt.path(part), "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        # With time of its own: that of `attempt` began before the pieces, which may have taken hours.
-        connection.within(seconds).call("mv", attempt.path(part), attempt.path(name))
-    except BaseException:
-        with suppress(Exception):
-            connection.within(CLEANUP_SECONDS).call("rm_file", attempt.path(part))
-        raise
+    folder = RemoteFolder(address.folder, options)
+    return partial(folder.write_pieces, address.name), folder.upload_options
 
 
 # --- pieces
