@@ -205,14 +205,25 @@ class BlockTable:
                 raise DecodeError(_mismatch("its metadata"))
 
     def check_column(
-        self, content: memoryview, block: int, column: int, pieces: Mapping[int, int] | None = None
+        self, content: memoryview, block: int, column: int, pieces: Mapping[int, int] | None = None, base: int = 0
     ) -> None:
-        """Verify a column of a block; `pieces` maps the end of a column to the first of its regions to leave out."""
+        """Verify a column of a block; `pieces` maps the end of a column to the first of its regions to leave out.
+
+        `content` are the bytes of the file from the offset `base` on.
+        """
         first, last = self._spans[block][column]
         digest = digest_function()
         for offset, size, expected in self.regions[first : pieces.get(last, last) if pieces else last].tolist():
-            if digest(content[offset : offset + size]) != expected:
+            if digest(content[offset - base : offset - base + size]) != expected:
                 raise DecodeError(_mismatch(f"{self.names[column]!r} in block {block}"))
+
+    def check_block_metadata(self, content: memoryview, block: int) -> None:
+        """Verify the metadata at the beginning of an Arrow block, of which these are the bytes."""
+        _, start, _, size = self.blocks[block].tolist()
+        number = int(np.searchsorted(self.regions[:, 0], start))
+        offset, length, expected = self.regions[number].tolist() if number < len(self.regions) else (-1, 0, 0)
+        if (offset, length) != (start, size) or checksum(content[:size]) != expected:
+            raise DecodeError(_mismatch(f"the metadata of block {block}"))
 
     def describe(self, region: int) -> str:
         """Return the message about a region of a column whose checksum is wrong."""

@@ -1,29 +1,32 @@
 """Reading rows of a dataset by number: which shards they are in, which shards are open, and copies of rows.
 
-A row number becomes a memory address in three steps. A `RangeIndex` finds the shard. If the shard is not open, it is
-mapped, and its record batches are appended to the `AddressTable`: all record batches of open shards have consecutive
-*virtual* row numbers, in the order in which shards were opened. A second `RangeIndex` finds the record batch of a
-virtual row number, and the codecs of the layout copy the rows by address (`quire.storage._row_locations`).
+A row number becomes a memory address in three steps. A `RangeIndex` finds the *unit* that the row is in: what is opened
+at a time, which is a shard, or a block of a remote shard. If the unit is not open, it is mapped, and its record batches
+are appended to the `AddressTable`: all record batches of open units have consecutive *virtual* row numbers, in the
+order in which units were opened. A second `RangeIndex` finds the record batch of a virtual row number, and the codecs
+of the layout copy the rows by address (`quire.storage._row_locations`).
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from quire._lowlevel.forks import at_fork, no_fork
 from quire.columns import Columns
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.files import display_uri
+from quire.files import NOW, display_uri
 from quire.schema import parse_path
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._layout import Layout, layout_fingerprint
 from quire.storage._manifest import Shard
+from quire.storage._remote_blocks import RemoteBlocks
 from quire.storage._row_locations import RowLocations
 from quire.storage._sequences import (
     ElementRanges,
@@ -48,12 +51,18 @@ from quire.tensors import Framework
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quire.files import BlockRange
+
 _LARGE = 16 << 20
 """The average size of shards from which on parts of them are read ahead."""
 _SLOTS = 64
 """The number of flags for the blocks of a copy in the cache, whose number is not known before it is opened."""
 _MAX_OPEN = 16_384
 """Before more shards are opened, all are closed: the system limits the number of mappings of a process."""
+_MAX_DECODED = 256 << 20
+"""The bytes of decoded blocks of remote shards that are kept in memory. Those that were used last stay."""
+_MAX_CLOSED = 64
+"""The number of closed blocks, besides as many as are open, after which their memory is given back."""
 _FEW = 8
 """Up to this number of ranges, comparing with every start is fastest."""
 _MAX_PASSES, _MAX_STEPS = 4, 16
@@ -71,7 +80,7 @@ class RowReader:
     """
 
     _opened: NDArray[np.int64]
-    """For each shard, the virtual number of its first row; -1 if it is not open."""
+    """For each unit, the virtual number of its first row; -1 if it is not open."""
     _batch_starts: NDArray[np.int64]
     """The virtual numbers of the first rows of all open record batches."""
     _virtual_rows: int
@@ -90,10 +99,24 @@ class RowReader:
         self.starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum([s.rows for s in shards], dtype=np.int64)])
         """For each shard, the number of its first row; at the end, the number of all stored rows."""
         self._shard_index = RangeIndex(self.starts[:-1], int(self.starts[-1]))
+        # Units: shards, or blocks of remote ones. The number of blocks of each shard is known from the log, and their
+        # rows when the directory of the shard was read; until then, all its units begin with the shard.
+        self._blocks = RemoteBlocks(shard_reader, shards)
+        self._has_blocks: NDArray[np.bool_] = np.array([self._blocks.covers(shard) for shard in shards], np.bool_)
+        self._is_known = ~self._has_blocks
+        counts = [
+            max(shard.blocks or len(shard.groups), 1) if covered else 1
+            for shard, covered in zip(shards, self._has_blocks.tolist(), strict=True)
+        ]
+        self._first_units: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._unit_starts: NDArray[np.int64] = np.repeat(self.starts[:-1], counts)
+        self._unit_index = self._shard_index
         # Flags of verified data: one per block and column, and one per piece of a mapped shard. `_slots` and
         # `_piece_flags` have the first ones of each shard. Flag 0 of the pieces stands for "nothing to verify".
         tables = [shard.table if self._can_map(shard) else None for shard in shards]
         slots = [_SLOTS if table is None else shard.blocks for shard, table in zip(shards, tables, strict=True)]
+        # A block of a remote shard may be downloaded again, so each process verifies it when it opens it.
+        slots = [0 if covered else slot for slot, covered in zip(slots, self._has_blocks.tolist(), strict=True)]
         self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(slots, dtype=np.int64)])
         regions = [0 if table is None else count_regions(table[1]) for table in tables]
         self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
@@ -119,6 +142,11 @@ class RowReader:
     def is_mapped(self) -> bool:
         """Whether rows are read from the shards themselves, without a copy in the cache."""
         return not self.shards or self._can_map(self.shards[0])
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether shards are remote, and read by blocks."""
+        return bool(self._has_blocks.any())
 
     # --- rows
 
@@ -208,13 +236,11 @@ class RowReader:
         """
         if self._block_starts is None:
             sizes: list[int] = []
-            for shard in self.shards:
-                rows = read_block_rows(self.folder, shard) or (shard.rows,)
-                if sum(rows) != shard.rows:
-                    raise ShardError(
-                        f"{display_uri(self.folder.join(shard.name))}: its blocks have {sum(rows)} rows, and the log "
-                        f"of the dataset says {shard.rows}."
-                    )
+            with self._lock:
+                self._learn_units(np.arange(len(self.shards)))
+            for number, shard in enumerate(self.shards):
+                rows = self._blocks.rows(number) or read_block_rows(self.folder, shard) or (shard.rows,)
+                self._check_block_rows(number, rows)
                 sizes += rows
             starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
             self._block_starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
@@ -283,21 +309,87 @@ class RowReader:
 
     def is_open(self, shards: NDArray[np.int64]) -> bool:
         """Return whether all of these shards are open."""
-        return bool((self._opened[shards] >= 0).all())
+        firsts, ends = self._first_units[shards], self._first_units[shards + 1]
+        return all((self._opened[first:end] >= 0).all() for first, end in zip(firsts, ends, strict=True))
 
     def locate(self, rows: NDArray[np.int64]) -> RowLocations:
-        """Return the locations of rows by position; the shards that they are in are opened."""
+        """Return the locations of rows by position; the units that they are in are opened."""
         with self._lock:
             rows = self.stored_rows(rows)
-            shards = self._shard_index.find(rows)
-            if not self.is_open(shards):
-                self._open_shards(np.unique(shards))
-            # Both subtractions are per row: the row's place in its shard, then its place in its record batch.
-            virtual = self._opened[shards] + rows - self.starts[shards]
+            units = self._find_units(rows)
+            if self.reads_blocks:
+                self._open_blocks(np.unique(units))
+            elif not (self._opened[units] >= 0).all():
+                self._open_shards(np.unique(units))
+            # Both subtractions are per row: the row's place in its unit, then its place in its record batch.
+            virtual = self._opened[units] + rows - self._unit_starts[units]
             batches = self._batch_index.find(virtual)
             return RowLocations(self._addresses, batches, virtual - self._batch_starts[batches])
 
-    # --- open shards
+    # --- units
+
+    def units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the units that rows by position are in: shards, or blocks of remote shards."""
+        with self._lock:
+            return self._find_units(self.stored_rows(rows))
+
+    def _find_units(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not self._is_known.all():
+            shards = self._shard_index.find(rows)
+            if not self._is_known[shards].all():
+                self._learn_units(np.unique(shards))
+        return self._unit_index.find(rows)
+
+    def _learn_units(self, shards: NDArray[np.int64]) -> None:
+        """Read the directories of shards, which have the rows of their blocks."""
+        unknown = shards[~self._is_known[shards]].tolist()
+        try:
+            self._blocks.load_directories(unknown)
+        finally:
+            starts = self._unit_starts.copy()
+            for number in unknown:
+                rows = self._blocks.rows(number)
+                if rows is not None:
+                    self._check_block_rows(number, rows)
+                    first, end = self._first_units[number], self._first_units[number + 1]
+                    starts[first:end] = self.starts[number] + np.cumsum(rows) - rows
+                    self._is_known[number] = True
+            self._unit_starts = starts
+            self._unit_index = RangeIndex(starts, int(self.starts[-1]))
+
+    def _check_block_rows(self, number: int, rows: Sequence[int]) -> None:
+        shard = self.shards[number]
+        if sum(rows) != shard.rows:
+            raise ShardError(
+                f"{display_uri(self.folder.join(shard.name))}: its blocks have {sum(rows):,} rows, and the log of the "
+                f"dataset says {shard.rows:,}."
+            )
+
+    def _block_of(self, unit: int) -> tuple[int, int]:
+        """Return the shard of a unit, and the number of the block in it."""
+        shard = int(np.searchsorted(self._first_units, unit, side="right")) - 1
+        return shard, unit - int(self._first_units[shard])
+
+    def _unit_ranges(self, unit: int) -> list[BlockRange]:
+        shard, block = self._block_of(unit)
+        return self._blocks.directory(shard).ranges(block) if self._has_blocks[shard] else []
+
+    def unit_bytes(self, unit: int) -> int:
+        """Return the bytes that are downloaded for a block of a remote shard."""
+        return sum(each.size for each in self._unit_ranges(unit))
+
+    def request_units(self, units: Sequence[tuple[int, int]]) -> None:
+        """Start to download blocks, each with a priority: the position at which it is needed."""
+        self._blocks.request([(each, priority) for unit, priority in units for each in self._unit_ranges(unit)])
+
+    def release_units(self, units: Sequence[int]) -> None:
+        """Close blocks that this process has passed, and let the node cache remove them."""
+        with self._lock:
+            for unit in units:
+                self._close_unit(unit)
+            self._blocks.release([each for unit in units for each in self._unit_ranges(unit)])
+
+    # --- open units
 
     def _open_shards(self, shards: NDArray[np.int64]) -> None:
         if self._addresses.count + len(shards) > _MAX_OPEN or self._cached_bytes > self.shard_reader.cache.max_bytes:
@@ -305,19 +397,93 @@ class RowReader:
         starts = [self._batch_starts]
         try:
             for number in shards[self._opened[shards] < 0].tolist():
-                with no_fork():
-                    blocks = self.shard_reader.open(self.shards[number])
-                    parts = [self.layout.locate(block.batch) for block in blocks]
-                pieces = self._share_checks(number, blocks, parts)
-                self._opened[number] = self._virtual_rows
-                self._cached_bytes += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
-                for block, own_parts, own_pieces in zip(blocks, parts, pieces, strict=True):
-                    self._addresses.add(own_parts, block.batch, block.check, own_pieces)
-                    starts.append(np.array([self._virtual_rows]))
-                    self._virtual_rows += len(block.batch)
+                self._open_shard(number, number, starts)
         finally:
             self._batch_starts = np.concatenate(starts)  # those before a shard that cannot be read are open
             self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
+
+    def _open_shard(self, number: int, unit: int, starts: list[NDArray[np.int64]]) -> None:
+        with no_fork():
+            blocks = self.shard_reader.open(self.shards[number])
+            parts = [self.layout.locate(block.batch) for block in blocks]
+        pieces = self._share_checks(number, blocks, parts)
+        self._cached_bytes += 0 if self.is_mapped else sum(block.batch.nbytes for block in blocks)
+        self._add_unit(unit, blocks, parts, pieces, starts)
+
+    def _add_unit(
+        self,
+        unit: int,
+        blocks: Sequence[Block],
+        parts: Sequence[list[int]],
+        pieces: Sequence[dict[int, Pieces]],
+        starts: list[NDArray[np.int64]],
+    ) -> None:
+        self._opened[unit] = self._virtual_rows
+        for block, own_parts, own_pieces in zip(blocks, parts, pieces, strict=True):
+            self._addresses.add(own_parts, block.batch, block.check, own_pieces)
+            starts.append(np.array([self._virtual_rows]))
+            self._virtual_rows += len(block.batch)
+
+    def _open_blocks(self, units: NDArray[np.int64]) -> None:
+        """Open units of remote shards. All missing blocks are requested at once, and used as they come."""
+        missing = units[self._opened[units] < 0].tolist()
+        if len(self._open_units) > len(units):
+            for unit in units[self._opened[units] >= 0].tolist():
+                if unit in self._open_units:
+                    self._open_units.move_to_end(unit)
+        if not missing:
+            return
+        if len(missing) > 1:
+            # Blocks that a plan has requested are on their way, with the priorities of the plan: these come first now.
+            self.request_units([(unit, NOW) for unit in missing])
+        self._trim(len(units))
+        starts = [self._batch_starts]
+        try:
+            for unit in missing:
+                number, block = self._block_of(unit)
+                if not self._has_blocks[number]:
+                    self._open_shard(number, unit, starts)
+                    continue
+                blocks = self._blocks.open(number, block)
+                with no_fork():
+                    parts = [self.layout.locate(each.batch) for each in blocks]
+                decoded = sum(each.batch.nbytes for each in blocks if each.check is None)
+                self._open_units[unit] = _OpenUnit(blocks, parts, decoded)
+                self._decoded_bytes += decoded
+                self._add_unit(unit, blocks, parts, [{}] * len(blocks), starts)
+        finally:
+            self._batch_starts = np.concatenate(starts)
+            self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
+
+    def _trim(self, keep: int) -> None:
+        """Close the blocks that were used least recently, down to the limits; the last `keep` stay open."""
+        limit, most = _MAX_DECODED, _MAX_OPEN // 2
+        if self._decoded_bytes > limit or len(self._open_units) > most:
+            while len(self._open_units) > keep and (
+                self._decoded_bytes > limit // 2 or len(self._open_units) > most // 2
+            ):
+                self._close_unit(next(iter(self._open_units)))
+            self._closed = _MAX_OPEN  # so that their memory is given back now
+        if self._closed > len(self._open_units) + _MAX_CLOSED:
+            self._renew_addresses()
+
+    def _close_unit(self, unit: int) -> None:
+        self._opened[unit] = -1
+        closed = self._open_units.pop(unit, None)
+        if closed is not None:
+            self._decoded_bytes -= closed.decoded_bytes
+            self._closed += 1
+
+    def _renew_addresses(self) -> None:
+        """Make a new address table of the open blocks, which lets go of the memory of those that were closed."""
+        units, decoded = self._open_units, self._decoded_bytes
+        self._close_all()
+        self._open_units, self._decoded_bytes = units, decoded
+        starts = [self._batch_starts]
+        for unit, (blocks, parts, _) in units.items():
+            self._add_unit(unit, blocks, parts, [{}] * len(blocks), starts)
+        self._batch_starts = np.concatenate(starts)
+        self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
 
     def _share_checks(
         self, number: int, blocks: Sequence[Block], parts: Sequence[list[int]]
@@ -345,8 +511,9 @@ class RowReader:
     def _close_shards(self, rows: NDArray[np.int64]) -> None:
         """Let the shards of rows be opened again: damaged copies were removed from the cache."""
         with self._lock:
+            for unit in np.unique(self.units_of(rows)).tolist():
+                self._close_unit(unit)
             for number in np.unique(self.shards_of(rows)).tolist():
-                self._opened[number] = -1
                 self.verified.flags[self._slots[number] : self._slots[number + 1]] = 0
 
     def _close_all(self) -> None:
@@ -355,10 +522,20 @@ class RowReader:
         self._addresses.use_flags(self.verified.pieces, keep=self.shard_reader.verify != "always")
         if self.shard_reader.reads_ahead:
             self._addresses.read_ahead_parts = self.layout.read_ahead_parts
-        self._opened = np.full(len(self.shards), -1, np.int64)
+        self._opened = np.full(len(self._unit_starts), -1, np.int64)
+        self._open_units: OrderedDict[int, _OpenUnit] = OrderedDict()
+        self._decoded_bytes = self._closed = 0
         self._batch_starts, self._virtual_rows = np.zeros(0, np.int64), 0
         self._batch_index = RangeIndex(self._batch_starts, 0)
         self._cached_bytes = 0
+
+
+class _OpenUnit(NamedTuple):
+    """A block of a remote shard that is open, with the addresses of its record batches."""
+
+    blocks: Sequence[Block]
+    parts: Sequence[list[int]]
+    decoded_bytes: int
 
 
 _alive: weakref.WeakSet[RowReader] = weakref.WeakSet()

@@ -93,9 +93,9 @@ class ShardReader:
         if table is None and self.verify == "always":
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(advise_random(buffer) if self.reads_ahead else buffer)
-        if not self._is_in_layout(reader.schema):
+        if not self.is_in_layout(reader.schema):
             return None
-        return self._read_blocks(reader, buffer, table, partial(self._altered_error, shard))
+        return self._read_blocks(reader, buffer, table, partial(self.altered_error, shard))
 
     def _open_cached(self, shard: Shard) -> list[Block]:
         """Map the copy of a shard in the cache; a missing or damaged one is written."""
@@ -120,13 +120,13 @@ class ShardReader:
         nodes = [] if table is None else self.layout.field_nodes(reader.schema)
         blocks = []
         for number in range(reader.num_record_batches):
-            batch = _select(reader.get_batch(number), names)
+            batch = select_columns(reader.get_batch(number), names)
             batch.validate()  # that buffers are as long as the number of rows requires
             check = None if table is None else BlockCheck(table, range(number, number + 1), nodes, content, make_error)
             blocks.append(Block(batch, check))
         return blocks
 
-    def _is_in_layout(self, schema: pa.Schema) -> bool:
+    def is_in_layout(self, schema: pa.Schema) -> bool:
         """Whether a file has a column for each field that can be read without conversion, and no unexpected nulls."""
         for codec in self.layout.codecs:
             places = schema.get_all_field_indices(codec.field.name)
@@ -178,7 +178,7 @@ class ShardReader:
             try:
                 return self._check_metadata(content, place, shard)
             except DecodeError as error:
-                raise self._altered_error(shard, str(error)) from error
+                raise self.altered_error(shard, str(error)) from error
 
     def _verified_copy_table(self, content: pa.Buffer) -> BlockTable | None:
         """Return the block table of a copy in the cache, after all metadata of the file is verified."""
@@ -201,7 +201,7 @@ class ShardReader:
         start, size = place
         read_ranges_ahead([(content.address + start, content.size - start)])
         data = memoryview(content)[start : start + size]
-        table = parse_table(data if shard is None else _checked_table_bytes(data, shard))
+        table = parse_table(data if shard is None else check_table_bytes(data, shard))
         frame = table.regions[table.frame].tolist()
         read_ranges_ahead((content.address + offset, length) for offset, length, _ in frame)
         table.check_frame(memoryview(content))
@@ -224,18 +224,19 @@ class ShardReader:
     def _check_whole(self, content: pa.Buffer, shard: Shard) -> None:
         """Verify a file of format 1 against its only checksum."""
         if shard.xxh3 and shard.table is None and f"{checksum(memoryview(content)):016x}" != shard.xxh3:
-            raise self._altered_error(shard, "its checksum differs")
+            raise self.altered_error(shard, "its checksum differs")
 
     def check_size(self, shard: Shard, size: int) -> None:
         """Raise an error unless a file has the size that the log says."""
         if size != shard.bytes:
-            raise self._altered_error(shard, f"it has {size:,} bytes, and the dataset says {shard.bytes:,}")
+            raise self.altered_error(shard, f"it has {size:,} bytes, and the dataset says {shard.bytes:,}")
 
     def _check_rows(self, shard: Shard, rows: int) -> None:
         if shard.rows not in (-1, rows):
-            raise self._altered_error(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
+            raise self.altered_error(shard, f"it has {rows:,} rows, and the dataset says {shard.rows:,}")
 
-    def _altered_error(self, shard: Shard, reason: str) -> ShardError:
+    def altered_error(self, shard: Shard, reason: str) -> ShardError:
+        """Return the error about a shard that is not what was written."""
         name = display_uri(self.folder.join(shard.name))
         return ShardError(f"{name}: the shard was altered or truncated: {reason}. Write it again.")
 
@@ -261,7 +262,7 @@ class ShardReader:
                 try:
                     table.check_all(memoryview(buffer))
                 except DecodeError as error:
-                    raise self._altered_error(shard, str(error)) from error
+                    raise self.altered_error(shard, str(error)) from error
             rows = 0
             for batch in self._read_file(path, shard):
                 batch.validate(full=True)
@@ -364,7 +365,7 @@ class ShardReader:
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(buffer)
         # In the layout of the class, values are checked when rows are gathered, and only its columns are verified.
-        in_layout = self._is_in_layout(reader.schema)
+        in_layout = self.is_in_layout(reader.schema)
         names = [codec.field.name for codec in self.layout.codecs] if in_layout else reader.schema.names
         nodes: list[list[int]] = []
         if table is not None and in_layout:
@@ -373,11 +374,11 @@ class ShardReader:
             nodes = [list(range(sum(count_nodes(field.type) for field in reader.schema)))]
         for number in range(reader.num_record_batches) if groups is None else groups:
             if table is not None:
-                make_error = partial(self._altered_error, shard)
+                make_error = partial(self.altered_error, shard)
                 check = BlockCheck(table, range(number, number + 1), nodes, buffer, make_error)
                 read_ranges_ahead(check.due_ranges(None))
                 check(None)
-            batch = _select(reader.get_batch(number), names)
+            batch = select_columns(reader.get_batch(number), names)
             batch.validate(full=not in_layout)
             yield batch
 
@@ -426,7 +427,7 @@ class ShardReader:
                 for leaf in leaves:
                     table.check_column(content, group, leaf)
         except DecodeError as error:
-            raise self._altered_error(shard, str(error)) from error
+            raise self.altered_error(shard, str(error)) from error
 
     def column_names(self, schema: pa.Schema) -> list[str]:
         """Return the columns of a Parquet file that the layout reads, under any name that the class accepts."""
@@ -460,7 +461,7 @@ def local_file(folder: Folder, name: str, fetch_into: Path | None = None) -> Ite
         yield target
 
 
-def _checked_table_bytes(table: memoryview, shard: Shard) -> memoryview:
+def check_table_bytes(table: memoryview, shard: Shard) -> memoryview:
     """Return the bytes of a block table, after comparing them with the checksum in the log."""
     if shard.table is not None and f"{checksum(table):016x}" != shard.xxh3:
         raise DecodeError("the checksum of its block table differs from what was written")
@@ -472,7 +473,8 @@ def empty_batch(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-def _select(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+def select_columns(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """Return some columns of a record batch; without names, one that has only rows."""
     return batch.select(names) if names else empty_batch(len(batch))
 
 
@@ -578,7 +580,7 @@ def read_table(folder: Folder, shard: Shard) -> BlockTable | None:
         return None
     with shard_errors(folder, shard):
         start, size = shard.table
-        return parse_table(_checked_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
+        return parse_table(check_table_bytes(memoryview(folder.read_range(shard.name, start, start + size)), shard))
 
 
 def read_block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
@@ -594,7 +596,7 @@ def read_arrow_schema(folder: Folder, shard: Shard) -> pa.Schema:
             start, size = shard.table
             tail = memoryview(folder.read_range(shard.name, start, shard.bytes))
             try:
-                parse_table(_checked_table_bytes(tail[:size], shard)).check_footer(tail, start)
+                parse_table(check_table_bytes(tail[:size], shard)).check_footer(tail, start)
             except DecodeError as error:
                 raise ShardError(f"{display_uri(folder.join(shard.name))}: the shard was altered: {error}.") from error
         with pa.PythonFile(RangeReader(folder, shard), "r") as file:

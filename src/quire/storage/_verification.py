@@ -77,7 +77,8 @@ class BlockCheck:
     """Verifies blocks of a mapped file, each column of the layout when it is first needed.
 
     `nodes` are the Arrow field nodes of each column of the layout. After `split`, the pieces of large columns are left
-    out, and `check_piece` verifies them one by one. `make_error` returns the error for a reason.
+    out, and `check_piece` verifies them one by one. `make_error` returns the error for a reason. `content` are the
+    bytes of the file from the offset `base` on.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class BlockCheck:
         nodes: Sequence[Sequence[int]],
         content: pa.Buffer,
         make_error: Callable[[str], ShardError],
+        base: int = 0,
     ) -> None:
         self._table, self._blocks, self._nodes, self._make_error = table, blocks, nodes, make_error
-        self._buffer, self._view = content, memoryview(content)
+        self._buffer, self._view, self._base = content, memoryview(content), base
+        self._address = content.address - base  # of the first byte of the file
         self._flags: Any = np.zeros(len(nodes), np.uint8)
         self._is_kept = True
         self._pieces: dict[int, int] = {}
@@ -106,7 +109,7 @@ class BlockCheck:
         # regions end at `pieces.end`: that is how `BlockTable.check_column` finds what to leave out.
         flags, self._first_flag = {}, first_flag
         for part, width in data:
-            pieces = self._table.pieces_at(parts[part] - self._buffer.address, width)
+            pieces = self._table.pieces_at(parts[part] - self._address, width)
             if pieces is not None:
                 self._pieces[pieces.end] = pieces.first
                 flags[part] = pieces._replace(first=pieces.first + first_flag, end=pieces.end + first_flag)
@@ -115,7 +118,8 @@ class BlockCheck:
     def check_piece(self, flag: int) -> None:
         """Verify the piece that has a flag."""
         offset, size, expected = self._table.regions[flag - self._first_flag].tolist()
-        if self._digest(self._view[offset : offset + size]) != expected:
+        begin = offset - self._base
+        if self._digest(self._view[begin : begin + size]) != expected:
             raise self.piece_error(flag)
 
     def piece_error(self, flag: int) -> ShardError:
@@ -125,7 +129,7 @@ class BlockCheck:
     def piece_range(self, flag: int) -> tuple[int, int]:
         """Return the address and the number of bytes of the piece that has a flag."""
         offset, size, _ = self._table.regions[flag - self._first_flag].tolist()
-        return self._buffer.address + offset, size
+        return self._address + offset, size
 
     def use_flags(self, flags: NDArray[np.uint8], *, keep: bool, blocks: range | None = None) -> None:
         """Record in `flags` which columns were verified; without `keep`, every read verifies again.
@@ -134,13 +138,17 @@ class BlockCheck:
         """
         self._flags, self._is_kept, self._blocks = flags, keep, self._blocks if blocks is None else blocks
 
+    def new_flags(self) -> NDArray[np.uint8]:
+        """Return flags of this block alone, none of which is set."""
+        return np.zeros(len(self._nodes), np.uint8)
+
     def __call__(self, columns: Sequence[int] | None) -> bool:
         # The flag is set after all blocks and nodes of the column: if one of them is damaged, the next read fails, too.
         try:
             for column in self._due_columns(columns):
                 for block in self._blocks:
                     for node in self._nodes[column]:
-                        self._table.check_column(self._view, block, node, self._pieces)
+                        self._table.check_column(self._view, block, node, self._pieces, self._base)
                 self._flags[column] = 1
         except DecodeError as error:
             raise self._make_error(str(error)) from error
@@ -156,7 +164,7 @@ class BlockCheck:
             for place in self._table.column_ranges(block, nodes, self._pieces)
             if place[1]
         ]
-        return [(self._buffer.address + offset, size) for offset, size in ranges]
+        return [(self._address + offset, size) for offset, size in ranges]
 
     def _due_columns(self, columns: Sequence[int] | None) -> list[int]:
         every = range(len(self._nodes)) if columns is None else columns
