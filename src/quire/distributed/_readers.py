@@ -41,14 +41,13 @@ from quire.storage import (
     ShardCache,
     ShardReader,
     count_rows,
-    list_shards,
+    find_dataset,
     local_file,
     partition_values,
     read_arrow_schema,
     read_block_rows,
     refuse_unknown_columns,
     shard_errors,
-    split_file,
 )
 
 _FOOTER_THREADS = 16
@@ -206,13 +205,13 @@ def plan_parquet(
 def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
     """Return the shards of a dataset that quire wrote, or files."""
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
-        folder, name = split_file(paths, remote)
         try:
-            return [(folder, shard) for shard in list_shards(folder, name, ReadOptions(remote=remote))]
+            dataset = find_dataset(paths, ReadOptions(remote=remote))
         except StorageNotFoundError:
             if allow_empty:
                 return []
             raise
+        return [(dataset.folder, shard) for shard in dataset.shards]
     files = find_files(paths, tuple(SUFFIXES.values()), remote, allow_empty=allow_empty)
     return [(file.folder, Shard(file.name, -1, file.size)) for file in files]
 

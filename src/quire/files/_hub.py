@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
@@ -55,6 +56,13 @@ class _Content(NamedTuple):
 
     data: bytes
     total: int | None
+
+
+class _Refusal(NamedTuple):
+    """The error for an answer of the Hub that is final, and what it is made from."""
+
+    error: StorageError
+    cause: Exception
 
 
 class HubFolder(Folder):
@@ -174,7 +182,8 @@ class HubFolder(Folder):
             tree = api.list_repo_tree(
                 self.repo_id, self.path or None, recursive=True, revision=self.revision, repo_type="dataset"
             )
-            return [item for item in tree if hasattr(item, "blob_id")]  # a folder has a tree_id
+            # A folder has a tree_id instead. The listing of a file is the file itself.
+            return [item for item in tree if hasattr(item, "blob_id") and item.path != self.path]
 
         try:
             items = self._call("listing the files", list_tree)
@@ -221,6 +230,11 @@ class HubFolder(Folder):
         parts = [self._read_part(name, begin, min(begin + _PART, stop)) for begin in range(start, stop, _PART)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_ranges(self, requests: Sequence[tuple[str, int, int]], *, concurrency: int = 32) -> Sequence[bytes]:
+        """Return the bytes of many small ranges, in the order of the requests."""
+        with ThreadPoolExecutor(max(1, min(concurrency, len(requests)))) as pool:
+            return list(pool.map(lambda request: self.read_range(*request), requests))
+
     def _read_part(self, name: str, start: int, stop: int) -> bytes:
         content = self._read(name, (start, stop), f"reading bytes {start:,} to {stop:,}")
         if len(content.data) != stop - start:
@@ -242,7 +256,8 @@ class HubFolder(Folder):
 
     def _read(self, name: str, span: tuple[int, int] | None, what: str) -> _Content:
         check_name(name, self.url)
-        return self._call(what, lambda: self._request(name, span), self.join(name))
+        size = 0 if span is None else span[1] - span[0]
+        return self._call(what, lambda: self._request(name, span), self.join(name), size)
 
     def _request(self, name: str, span: tuple[int, int] | None) -> _Content:
         """Request a file, or a range of it, which may end after the file."""
@@ -281,50 +296,56 @@ class HubFolder(Folder):
 
     # --- requests
 
-    def _call(self, what: str, request: Callable[[], T], url: str | None = None) -> T:
+    def _call(self, what: str, request: Callable[[], T], url: str | None = None, size: int = 0) -> T:
         """Return the result of a request, which is tried again while the failure may be temporary."""
         address = url or self.url
         end = time.monotonic() + self.options.deadline
 
-        def attempt(seconds: float) -> T:
+        def attempt(seconds: float) -> T | _Refusal:
             try:
                 return run_with_timeout(request, seconds)
             except Exception as error:
-                self._raise_if_permanent(error, what, address)
-                self._wait(error, what, address, end)
-                raise
+                refusal = self._explain(error, what, address)
+                if refusal is None:
+                    self._wait(error, what, address, end)
+                    raise
+                return _Refusal(refusal, error)
 
-        return RemoteCall(what, address).run(attempt, self.options)
+        result = RemoteCall(what, address, size).run(attempt, self.options)
+        if isinstance(result, _Refusal):
+            raise result.error from result.cause
+        return result
 
-    def _raise_if_permanent(self, error: Exception, what: str, url: str) -> None:
-        """Raise an error of the Hub that another attempt would not change, with what to do."""
-        errors, where = self._hub().errors, display_uri(url)
+    def _explain(self, error: Exception, what: str, url: str) -> StorageError | None:
+        """Return the error for an answer that another attempt would not change, with what to do; otherwise None."""
+        errors, where, status = self._hub().errors, display_uri(url), _status(error)
         if isinstance(error, errors.GatedRepoError):
-            raise StorageError(
+            return StorageError(
                 f"{where}: the dataset is gated: ask for access on its page on the Hub, and log in with `hf auth "
                 "login`, or set HF_TOKEN."
-            ) from error
+            )
         if isinstance(error, errors.RevisionNotFoundError):
-            raise StorageNotFoundError(
+            return StorageNotFoundError(
                 f"{where}: the dataset {self.repo_id} has no revision {self.revision!r}. A revision is a branch, a "
                 "tag, or a commit."
-            ) from error
-        if isinstance(error, errors.RepositoryNotFoundError) or _status(error) in _NO_ACCESS:
-            raise StorageNotFoundError(
+            )
+        if isinstance(error, errors.RepositoryNotFoundError) or status in _NO_ACCESS:
+            return StorageNotFoundError(
                 f"{where}: there is no dataset {self.repo_id} on the Hub, or it is private and the token may not read "
                 "it. Log in with `hf auth login`, set HF_TOKEN, or pass "
                 "RemoteOptions(storage_options={'token': ...})."
-            ) from error
-        if isinstance(error, errors.EntryNotFoundError) or _status(error) == 404:
-            raise StorageNotFoundError(f"{where}: there is no such file.") from error
+            )
+        if isinstance(error, errors.EntryNotFoundError) or status == 404:
+            return StorageNotFoundError(f"{where}: there is no such file.")
         if isinstance(error, errors.OfflineModeIsEnabled):
-            raise StorageError(f"{where}: HF_HUB_OFFLINE is set, so nothing is read from the Hub.") from error
-        status = _status(error)
+            return StorageError(f"{where}: HF_HUB_OFFLINE is set, so nothing is read from the Hub.")
         if 400 <= status < 500 and status not in TEMPORARY_STATUS:
-            raise StorageError(f"{where}: {what} is not possible ({error}).") from error
+            return StorageError(f"{where}: {what} is not possible ({error}).")
+        return None
 
     def _wait(self, error: Exception, what: str, url: str, end: float) -> None:
         """Wait for as long as the Hub asks for; an error if that is longer than the deadline."""
+        error.status = _status(error)  # type: ignore[attr-defined] # RemoteCall looks for it there
         headers = getattr(getattr(error, "response", None), "headers", {})
         text = headers.get("Retry-After", "")
         seconds = float(text) if text.isdigit() else 0.0
@@ -339,6 +360,10 @@ class HubFolder(Folder):
     # --- writing
 
     def open_for_write(self, name: str, *, durable: bool = True) -> AbstractContextManager[IO[bytes]]:  # noqa: ARG002
+        """Raise an error: files are written in commits."""
+        self._refuse_writing(name)
+
+    def create(self, name: str, content: bytes) -> None:  # noqa: ARG002 - nothing is written
         """Raise an error: files are written in commits."""
         self._refuse_writing(name)
 

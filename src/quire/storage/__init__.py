@@ -9,7 +9,8 @@ Modules, from the user's calls down to bytes:
 - `_block_table`, `_verification`: checksums; `_cache`, `_locks`: local copies, and locks between processes;
 - `_layout`, `_arrow_codec`, `_nested_codecs`, `_tensor_codecs`: how each kind of field is stored in Arrow;
 - `_interchange`, `_interchange_codecs`: Arrow data for other libraries;
-- `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class.
+- `_schema_conversion`, `_spark_types`, `_huggingface`, `importers`: data of other tools, and other versions of a class;
+- `_hub_reader`, `_hub_writer`: datasets on the Hugging Face Hub.
 
 Names without an entry in `__all__` are for other packages of quire.
 """
@@ -28,9 +29,8 @@ from quire.storage._arrow_codec import read_extension as read_extension
 from quire.storage._block_table import checksum as checksum
 from quire.storage._cache import ShardCache
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
-from quire.storage._dataset import list_shards as list_shards
+from quire.storage._dataset import find_dataset as find_dataset
 from quire.storage._dataset import load_parquet as load_parquet
-from quire.storage._dataset import split_file as split_file
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
 from quire.storage._dataset_writer import RecordBatchWriter as RecordBatchWriter
 from quire.storage._dataset_writer import confirm_append as confirm_append

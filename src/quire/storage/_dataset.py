@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -44,13 +45,14 @@ from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import (
     DocumentTypeError,
+    OptionError,
     PathError,
     SchemaError,
     ShardError,
     StorageError,
     check_options,
 )
-from quire.files import Folder, RemoteOptions, display_uri, open_folder
+from quire.files import Folder, HubFolder, RemoteOptions, display_uri, open_folder
 from quire.schema import join_path, parse_path
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
@@ -107,7 +109,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | DatasetFiles,
         columns: Iterable[str] | None = None,
         where: Where | None = None,
         options: ReadOptions | None = None,
@@ -117,9 +119,10 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = replace(options or ReadOptions(), **more)
-        self.folder, self._file = split_file(url, self.options.remote)
+        files = url if isinstance(url, DatasetFiles) else find_dataset(url, self.options)
+        self.folder, self._file = files.folder, files.file
         self._paths = resolve_columns(self.document_type.document_schema(), columns)
-        self.shards: tuple[Shard, ...] = self._list_shards()
+        self.shards: tuple[Shard, ...] = self._count_rows(files.shards)
         self._open(ShardCache(self.options.cache, self.options.cache_bytes))
         if where is not None:
             self._row_reader.rows = matching_rows(self._row_reader.shard_reader, self.shards, where)
@@ -136,9 +139,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
 
-    def _list_shards(self) -> tuple[Shard, ...]:
+    def _count_rows(self, shards: Sequence[Shard]) -> tuple[Shard, ...]:
         """Return the shards that have rows; the number of rows of plain files is in their footers."""
-        shards = list_shards(self.folder, self._file, self.options)
         # Footers may be remote, and each takes a request or two: read some at a time.
         if any(shard.rows < 0 for shard in shards):
             with ThreadPoolExecutor(_FOOTERS) as pool:
@@ -438,6 +440,35 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self._open(cache, rows, verified)
 
 
+class DatasetFiles(NamedTuple):
+    """The shards of a dataset, and the folder that has them; `file` is set if the dataset is one file of it."""
+
+    folder: Folder
+    shards: Sequence[Shard]
+    file: str | None = None
+    infer_class: Callable[[], type[Any]] | None = None
+    """Makes a class for the rows; by default, it is the class of the first shard."""
+
+
+def find_dataset(
+    url: str | os.PathLike[str], options: ReadOptions, split: str | None = None, config: str | None = None
+) -> DatasetFiles:
+    """Find the shards of a dataset; `split` and `config` are those of a dataset on the Hugging Face Hub."""
+    folder, file = split_file(url, options.remote)
+    if isinstance(folder, HubFolder):
+        opened = import_module("quire.storage._hub_reader").open_split(folder, split, config)  # rarely needed
+        if isinstance(opened, HubFolder):
+            return DatasetFiles(opened, list_shards(opened, None, options))
+        return DatasetFiles(opened.folder, opened.shards, infer_class=opened.infer_class)
+    for name, value in (("split", split), ("config", config)):
+        if value is not None:
+            raise OptionError(
+                f"{display_uri(folder.url)}: {name}={value!r} is an option of datasets on the Hugging Face Hub "
+                "(hf://datasets/owner/name), and this is none. where=Split(...) selects a part of the rows."
+            )
+    return DatasetFiles(folder, list_shards(folder, file, options), file)
+
+
 def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
     """Return the shards in the logs of a folder, or else its plain files; or the one `file` of it."""
     if file is not None:
@@ -449,6 +480,8 @@ def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Seque
 def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:
     """Return the folder at an address and None; for one Parquet or Arrow file, its folder and its name."""
     folder = open_folder(url, remote)
+    if isinstance(folder, HubFolder):
+        return folder, None
     if not folder.url.endswith(tuple(SUFFIXES.values())):
         if Path(folder.url).is_file():
             raise StorageError(
@@ -476,17 +509,22 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     return loaded_class(schema) or class_from_arrow(schema, stored_class_name(schema))
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - by name
     url: str | os.PathLike[str],
     document_type: type[DocT] | None = None,
     *,
     columns: Iterable[str] | None = None,
     where: Where | None = None,
     extra: Extra = "ignore",
+    split: str | None = None,
+    config: str | None = None,
     options: ReadOptions | None = None,
     **more: Any,
 ) -> StoredDataset[DocT]:
     """Open the dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
+
+    A dataset on the Hugging Face Hub is 'hf://datasets/owner/name', with '@revision' if it is not the main branch;
+    `split` and `config` name one of its splits and configs, and are needed if there are several.
 
     Without `document_type`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
     `columns` are the paths of the fields to read. `where` selects rows: a query as `DocumentArray.filter` takes it, a
@@ -497,11 +535,11 @@ def open_dataset(
     options = replace(options or ReadOptions(), **more)
     if document_type is not None and not is_document_type(document_type):
         raise SchemaError(f"open_dataset: document_type takes a document class, got {describe(document_type)}.")
+    files = find_dataset(url, options, split, config)
     row_type: Any = document_type
     if row_type is None:
-        folder, file = split_file(url, options.remote)
-        row_type = _find_class(folder, list_shards(folder, file, options))
-    dataset: StoredDataset[DocT] = StoredDataset[row_type](url, columns, where, options)
+        row_type = _find_class(files.folder, files.shards) if files.infer_class is None else files.infer_class()
+    dataset: StoredDataset[DocT] = StoredDataset[row_type](files, columns, where, options)
     dataset._refuse_unknown_columns(extra)
     return dataset
 

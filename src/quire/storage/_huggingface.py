@@ -1,31 +1,50 @@
-"""Writing documents as a dataset of Hugging Face: the folder that `datasets.load_from_disk` opens."""
+"""Features of Hugging Face: the columns and types of its datasets for document classes, and the other way round.
+
+`FeatureEncoder` encodes documents as record batches that `datasets` reads, for the folder of `load_from_disk`
+(`write_huggingface`) and for files on the Hub (`quire.storage._hub_writer`). `annotation_from_feature` is the
+type of a field for a feature.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+from pydantic import Field as PydanticField
 
+from quire import _parametrize
 from quire._protocols import is_array_type, is_document_type
 from quire.codec import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._nested_codecs import has_list_codec
+from quire.storage._schema_conversion import (
+    annotation_from_arrow,
+    class_from_arrow,
+    is_embedded_type,
+    tensor_annotation,
+)
 from quire.tensors import framework_of
+from quire.typing import AudioBytes, ImageBytes, VideoBytes
 
-_ROWS = 1000
-"""The number of rows of a record batch."""
+BLOCK_ROWS = 1000
+"""The number of documents that are encoded at a time."""
+MEDIA_FEATURES: Mapping[type[Any], str] = {ImageBytes: "Image", AudioBytes: "Audio", VideoBytes: "Video"}
+"""The features of encoded media, by the type of the field."""
+ARRAY_FEATURES = {2: "Array2D", 3: "Array3D", 4: "Array4D", 5: "Array5D"}
+"""The features of tensors of a fixed shape, by the number of axes."""
 _ITEMS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
 _STATE: dict[str, Any] = {
     "_fingerprint": "quire",
@@ -43,49 +62,119 @@ class _Feature(NamedTuple):
     type: pa.DataType
     description: Any
     convert: Callable[[Any], Any]
+    encode: Callable[[list[Any]], pa.Array] | None = None
+    """Encodes all values of a block at once; by default, each is converted."""
 
     def to_arrow(self, value: Any) -> Any:
         """Return a value as Arrow takes it; None stays None."""
         return None if value is None else self.convert(value)
 
+    def to_array(self, values: list[Any]) -> pa.Array:
+        """Return values as an Arrow array."""
+        return pa.array(map(self.to_arrow, values), self.type) if self.encode is None else self.encode(values)
+
+
+class FeatureEncoder:
+    """Encodes documents of a class as record batches with the features of Hugging Face.
+
+    Tensors become nested lists, and encoded media structs of bytes and a path, which `datasets` decodes. Whole numbers
+    with `json_schema_extra={'names': [...]}` become class labels. Values without a type there become text: enums and
+    decimals as they are, dicts and unions as JSON.
+
+    An Arrow schema comes before the data, and the types of tensors and datetimes depend on values: those of the first
+    rows, the `sample`, decide. Later rows that do not fit are errors.
+    """
+
+    def __init__(self, schema: Schema, sample: Sequence[Any]) -> None:
+        if not schema.fields:
+            raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
+        self._features = _features_of(schema, sample)
+        names = column_names(schema)
+        self.descriptions = {names[name]: feature.description for name, feature in self._features.items()}
+        """The features, as `datasets` stores them as JSON."""
+        self.schema = pa.schema(
+            [pa.field(names[name], feature.type) for name, feature in self._features.items()],
+            {"huggingface": json.dumps({"info": {"features": self.descriptions}})},
+        )
+
+    def encode(self, documents: Sequence[Any], first: int) -> pa.RecordBatch:
+        """Encode documents; `first` is the number of the first one, for messages."""
+        arrays = []
+        for name, feature in self._features.items():
+            try:
+                arrays.append(feature.to_array([document.__dict__.get(name) for document in documents]))
+            except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+                if isinstance(error, EncodeError):
+                    raise
+                raise EncodeError(f"rows {first} to {first + len(documents) - 1}, {name}: {error}") from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
 
 def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
-    """Write documents, and return their number.
-
-    Tensors become nested lists. Values without a type there become text: enums and decimals as they are, dicts and
-    unions as JSON.
-    """
-    schema = document_type.document_schema()
-    if not schema.fields:
-        raise EncodeError(f"{schema.name} has no fields, and a table without columns has no rows.")
-    # An Arrow stream begins with its schema, and the types of tensors and datetimes depend on values: the first rows
-    # decide. Later rows that do not fit are errors.
+    """Write documents as a folder that `datasets.load_from_disk` opens, and return their number."""
     rows = iter(documents)
-    block = list(islice(rows, _ROWS))
-    features = {field.name: _feature(field, _present_values(block, field.name)) for field in schema.fields}
-    descriptions = {name: feature.description for name, feature in features.items()}
-    arrow_schema = pa.schema(
-        [pa.field(name, feature.type) for name, feature in features.items()],
-        {"huggingface": json.dumps({"info": {"features": descriptions}})},
-    )
+    block = list(islice(rows, BLOCK_ROWS))
+    encoder = FeatureEncoder(document_type.document_schema(), block)
     file_name, total = "data-00000-of-00001.arrow", 0
-    with pa.OSFile(str(folder / file_name), "wb") as file, pa.ipc.new_stream(file, arrow_schema) as writer:
+    with pa.OSFile(str(folder / file_name), "wb") as file, pa.ipc.new_stream(file, encoder.schema) as writer:
         while block:
-            arrays = []
-            for name, feature in features.items():
-                values = [feature.to_arrow(document.__dict__.get(name)) for document in block]
-                try:
-                    arrays.append(pa.array(values, feature.type))
-                except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-                    raise EncodeError(f"rows {total} to {total + len(block) - 1}, {name}: {error}") from error
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=arrow_schema))
+            writer.write_batch(encoder.encode(block, total))
             total += len(block)
-            block = list(islice(rows, _ROWS))
-    info = {"features": descriptions, "citation": "", "description": "", "license": ""}
+            block = list(islice(rows, BLOCK_ROWS))
+    info = {"features": encoder.descriptions, "citation": "", "description": "", "license": ""}
     state = {**_STATE, "_data_files": [{"filename": file_name}]}
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
     (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     return total
+
+
+def column_names(schema: Schema) -> dict[str, str]:
+    """Return the name of the column of each field: its own, or that in the file that a class was made from."""
+    document_type = schema.document_type
+    if document_type.__module__ != _parametrize.__name__:
+        return {field.name: field.name for field in schema.fields}
+    return {field.name: document_type.model_fields[field.name].alias or field.name for field in schema.fields}
+
+
+def _features_of(schema: Schema, documents: Sequence[Any]) -> dict[str, _Feature]:
+    """Return the features of all fields of a class; `documents` are the first of them."""
+    features = {}
+    for field in schema.fields:
+        info = schema.document_type.model_fields.get(field.name)
+        extra = info.json_schema_extra if info is not None else None
+        details = extra if isinstance(extra, Mapping) else {}
+        features[field.name] = (
+            _label_feature(field, details.get("names"))
+            or _media_feature(field, details.get("huggingface"))
+            or _feature(field, _present_values(documents, field.name))
+        )
+    return features
+
+
+def _label_feature(field: Field, names: Any) -> _Feature | None:
+    """Return the feature of class labels, if the field has names for its numbers."""
+    if field.type is not int or not isinstance(names, list) or not names:
+        return None
+
+    def check_label(value: int) -> int:
+        if not -1 <= value < len(names):  # -1 is a missing label
+            raise EncodeError(f"{field.name}: {value} is not a label: there are {len(names)} names, from 0 on.")
+        return value
+
+    return _Feature(pa.int64(), {"names": [str(name) for name in names], "_type": "ClassLabel"}, check_label)
+
+
+def _media_feature(field: Field, description: Any) -> _Feature | None:
+    """Return the feature of encoded images, audio and video."""
+    kind = MEDIA_FEATURES.get(field.type) if isinstance(field.type, type) else None
+    if kind is None:
+        return None
+    has_details = isinstance(description, Mapping) and description.get("_type") == kind
+    return _Feature(
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+        dict(description) if has_details else {"_type": kind},
+        lambda value: {"bytes": bytes(value), "path": None},
+    )
 
 
 def _present_values(documents: Sequence[Any], name: str) -> list[Any]:
@@ -177,17 +266,53 @@ def _to_jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _tensor_feature(_: Field, sample: list[Any]) -> _Feature:
+def _tensor_feature(field: Field, sample: list[Any]) -> _Feature:
     arrays = [_to_numpy(value) for value in sample]
     depths, dtypes = {array.ndim for array in arrays}, {array.dtype for array in arrays}
     if len(depths) > 1 or len(dtypes) > 1:
         return _value_feature(pa.string(), lambda value: json.dumps(_to_numpy(value).tolist()))
-    depth, dtype = (depths or {1}).pop(), (dtypes or {np.dtype(np.float32)}).pop()
-    arrow_type = pa.from_numpy_dtype(dtype)
-    description: Any = _describe(arrow_type)
+    shape = field.spec.fixed_shape
+    depth = (depths or {1 if shape is None else len(shape)}).pop()
+    dtype = (dtypes or {np.dtype(np.float32)}).pop()
+    item_type = pa.from_numpy_dtype(dtype)
+    arrow_type, description = item_type, _describe(item_type)
     for _axis in range(depth):
         arrow_type, description = pa.list_(arrow_type), [description]
-    return _Feature(arrow_type, description, lambda value: _to_numpy(value).tolist())
+    if shape is not None and depth in ARRAY_FEATURES:
+        description = {"shape": list(shape), "dtype": _describe(item_type)["dtype"], "_type": ARRAY_FEATURES[depth]}
+    return _Feature(
+        arrow_type,
+        description,
+        lambda value: _to_numpy(value).tolist(),
+        lambda values: _to_lists([None if value is None else _to_numpy(value) for value in values], dtype, depth),
+    )
+
+
+def _to_lists(arrays: list[np.ndarray[Any, Any] | None], dtype: np.dtype[Any], depth: int) -> pa.Array:
+    """Return arrays as nested lists, without a Python object for each number."""
+    present = [array for array in arrays if array is not None]
+    for array in present:
+        if array.ndim != depth or array.dtype != dtype:
+            raise EncodeError(
+                f"the first tensors have {depth} axes of {dtype}, and one of {array.dtype} has the shape "
+                f"{array.shape}. A column of Hugging Face has one type."
+            )
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in present]
+    values = pa.array(np.concatenate([np.zeros(0, dtype), *flat]))
+    if depth == 0:
+        numbers = iter(values.to_pylist())
+        return pa.array([None if array is None else next(numbers) for array in arrays], values.type)
+    for axis in reversed(range(depth)):  # each axis is one level of lists, of which there are as many as places before
+        if axis:
+            counts = [math.prod(array.shape[:axis]) for array in present]
+            lengths = np.repeat([array.shape[axis] for array in present], counts)
+            offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        else:
+            ends = np.cumsum([0, *(0 if array is None else array.shape[0] for array in arrays)])
+            missing = np.array([*(array is None for array in arrays), False])
+            offsets = pa.array(ends.astype(np.int32), mask=missing)  # a null offset makes a list that is null
+        values = pa.ListArray.from_arrays(offsets, values)
+    return values
 
 
 def _to_numpy(value: Any) -> np.ndarray[Any, Any]:
@@ -206,12 +331,12 @@ def _document_feature(field: Field, sample: list[Any]) -> _Feature | None:
         raise EncodeError(f"{field.name}: {schema.name} has no fields, and Hugging Face has no documents without them.")
     is_array = field.kind is FieldKind.DOCUMENTS
     documents = [document for value in sample for document in value] if is_array else sample
-    features = {part.name: _feature(part, _present_values(documents, part.name)) for part in schema.fields}
-    arrow_type = pa.struct([pa.field(name, feature.type) for name, feature in features.items()])
-    description = {name: feature.description for name, feature in features.items()}
+    features, names = _features_of(schema, documents), column_names(schema)
+    arrow_type = pa.struct([pa.field(names[name], feature.type) for name, feature in features.items()])
+    description = {names[name]: feature.description for name, feature in features.items()}
 
     def convert(document: Any) -> dict[str, Any]:
-        return {name: feature.to_arrow(document.__dict__.get(name)) for name, feature in features.items()}
+        return {names[name]: feature.to_arrow(document.__dict__.get(name)) for name, feature in features.items()}
 
     if is_array:
         return _Feature(pa.list_(arrow_type), [description], lambda documents: list(map(convert, documents)))
@@ -239,3 +364,64 @@ _FEATURES: Mapping[FieldKind, _Build] = {
     FieldKind.DOCUMENTS: _document_feature,
 }
 """The feature of each kind of field. Fields of other kinds, and where an entry returns None, become JSON text."""
+
+
+# --- classes for features
+
+
+NullCounts = Mapping[str, int]
+"""The number of nulls of each leaf of a Parquet schema, by path; -1 if it is not known."""
+
+
+def class_from_features(fields: Iterable[pa.Field], features: Any, counts: NullCounts, name: str) -> type[Any]:
+    """Make a document class for the columns of a dataset; fields without nulls are required.
+
+    Class labels are whole numbers whose names are in `json_schema_extra`, and images, audio and video are `ImageBytes`,
+    `AudioBytes` and `VideoBytes`.
+    """
+    described = features if isinstance(features, Mapping) else {}
+    return _class_of(fields, described, counts, name, "")
+
+
+def _class_of(
+    fields: Iterable[pa.Field], features: Mapping[str, Any], counts: NullCounts, name: str, prefix: str
+) -> type[Any]:
+    own, annotations = [], {}
+    for field in fields:
+        path = f"{prefix}{field.name}"
+        annotations[field.name] = _annotation(field, features.get(field.name), counts, f"{name}_{field.name}", path)
+        own.append(field.with_nullable(_may_be_null(field, counts, path)))
+    return class_from_arrow(own, name, annotations=annotations)
+
+
+def _annotation(field: pa.Field, feature: Any, counts: NullCounts, name: str, path: str) -> Any:
+    """Return the annotation of a column, apart from None."""
+    arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    if kind in ARRAY_FEATURES.values() and feature.get("shape"):
+        sizes = [f"dim{axis}" if size is None else size for axis, size in enumerate(feature["shape"])]
+        return tensor_annotation(feature["dtype"], sizes)
+    if kind == "ClassLabel":
+        return Annotated[int, PydanticField(json_schema_extra={"names": list(feature.get("names") or [])})]
+    if is_embedded_type(arrow_type) and isinstance(kind, str):
+        media = next((media for media, known in MEDIA_FEATURES.items() if known == kind), bytes)
+        if set(feature) == {"_type"}:
+            return media
+        return Annotated[media, PydanticField(json_schema_extra={"huggingface": dict(feature)})]
+    if pa.types.is_struct(arrow_type) and not isinstance(kind, str):
+        parts = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        described = feature if isinstance(feature, Mapping) else {}
+        return _class_of(parts, described, counts, name, f"{path}.")
+    return annotation_from_arrow(field, name)
+
+
+def _may_be_null(field: pa.Field, counts: NullCounts, path: str) -> bool:
+    """Return whether some row of a column may be null, by the number of nulls in its leaves.
+
+    A row is not null if one of its leaves is not. A list without items counts as a null, so columns of lists, some of
+    which are empty, are optional.
+    """
+    if is_embedded_type(field.type) and f"{path}.bytes" in counts:
+        return counts[f"{path}.bytes"] != 0
+    leaves = [count for leaf, count in counts.items() if leaf == path or leaf.startswith(f"{path}.")]
+    return field.nullable and all(leaves)

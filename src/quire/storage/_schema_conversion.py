@@ -184,11 +184,18 @@ def _describe(field: pa.Field, array: pa.Array) -> str:
 
 def _is_embedded(codec: ArrowCodec, arrow_type: pa.DataType) -> bool:
     """Whether the data has encoded files, and the field bytes, a tensor, or a document that is made of bytes."""
-    if not pa.types.is_struct(arrow_type) or isinstance(codec, DocumentsCodec):
+    if not is_embedded_type(arrow_type) or isinstance(codec, DocumentsCodec):
         return False
     names = {arrow_type.field(place).name for place in range(arrow_type.num_fields)}
-    is_document = isinstance(codec, DocumentCodec) and names & set(codec.schema.accepted)
-    return "bytes" in names and names <= _EMBEDDED and not is_document
+    return not (isinstance(codec, DocumentCodec) and names & set(codec.schema.accepted))
+
+
+def is_embedded_type(arrow_type: pa.DataType) -> bool:
+    """Return whether values are encoded files, as Hugging Face stores them: their bytes, and the path that they had."""
+    if not pa.types.is_struct(arrow_type):
+        return False
+    names = {arrow_type.field(place).name for place in range(arrow_type.num_fields)}
+    return "bytes" in names and names <= _EMBEDDED
 
 
 def extract_bytes(array: pa.Array, error: str) -> pa.Array:
@@ -457,16 +464,22 @@ def stored_class_name(schema: pa.Schema) -> str:
     return name.rpartition(":")[2].rpartition(".")[2] or "Row"
 
 
-def class_from_arrow(schema: Iterable[pa.Field], name: str, base: type[Any] | None = None) -> type[Any]:
+def class_from_arrow(
+    schema: Iterable[pa.Field],
+    name: str,
+    base: type[Any] | None = None,
+    annotations: Mapping[str, Any] | None = None,
+) -> type[Any]:
     """Make a document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
 
-    The class has an id if the schema or the base has one.
+    The class has an id if the schema or the base has one. `annotations` are the types of fields that are known better
+    than from Arrow.
     """
     fields: dict[str, Any] = {}
     for field in schema:
         if field.name == PLACEHOLDER.name:
             continue
-        annotation = annotation_from_arrow(field, f"{name}_{field.name}")
+        annotation = (annotations or {}).get(field.name) or annotation_from_arrow(field, f"{name}_{field.name}")
         own = field_name(field.name, fields)
         details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
@@ -493,11 +506,11 @@ def annotation_from_arrow(field: pa.Field, name: str) -> Any:
     arrow_type = field.type.storage_type if isinstance(field.type, pa.ExtensionType) else field.type
     extension, details = read_extension(field) or ("", {})
     if extension in ("quire.tensor", "quire.ragged_tensor"):
-        return _tensor_annotation(details.get("dtype"), details.get("shape"))
+        return tensor_annotation(details.get("dtype"), details.get("shape"))
     if extension == "quire.value":
         return Any
     if isinstance(field.type, pa.FixedShapeTensorType):
-        return _tensor_annotation(_dtype_name(field.type.value_type), field.type.shape)
+        return tensor_annotation(_dtype_name(field.type.value_type), field.type.shape)
     return _plain_annotation(arrow_type, name)
 
 
@@ -528,14 +541,15 @@ def _list_annotation(arrow_type: pa.DataType, name: str) -> Any:
         inner = inner.value_type
     if not (pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)):
         return list[_plain_annotation(arrow_type.value_type, name)]  # type: ignore[misc]
-    return _tensor_annotation(_dtype_name(inner), None if None in sizes else sizes)
+    return tensor_annotation(_dtype_name(inner), None if None in sizes else sizes)
 
 
 def _dtype_name(arrow_type: pa.DataType) -> str:
     return str(np.dtype(arrow_type.to_pandas_dtype()).name)
 
 
-def _tensor_annotation(dtype: str | None, shape: Iterable[Any] | None) -> Any:
+def tensor_annotation(dtype: str | None, shape: Iterable[Any] | None) -> Any:
+    """Return the annotation of a numpy tensor."""
     if shape is not None:
         return Annotated[np.ndarray, Shape(*shape), DType(str(dtype))]
     return np.ndarray if dtype is None else Annotated[np.ndarray, DType(dtype)]
