@@ -134,7 +134,7 @@ def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes
         size = folder.reported_size(address.name)
         if size is not None and size > max_bytes:
             raise too_large(uri, f"the file has {size:,} bytes", max_bytes)
-        parts: list[bytes] = []
+        parts: list[memoryview] = []
         for part in folder.parts(address.name, size):
             parts.append(part)
             # The options of a folder are for one request each: here, all of them share the time.

@@ -76,6 +76,10 @@ class Folder(ABC):
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes from start to stop; raise StorageError if the file ends before stop."""
 
+    def read_buffer(self, name: str, start: int, stop: int) -> memoryview:
+        """Return the bytes from start to stop, without a copy of what the client of a store has received."""
+        return memoryview(self.read_range(name, start, stop))
+
     def read_ranges(self, requests: Sequence[RangeRequest], *, concurrency: int = 32) -> Sequence[bytes]:  # noqa: ARG002
         """Return the bytes of many small ranges, in the order of the requests.
 

@@ -97,10 +97,10 @@ class FsspecClient:
         calls = self._within(seconds)
         return bytes(calls.call("cat_file", calls.path(name)))
 
-    def read_range(self, name: str, start: int, stop: int, seconds: float) -> tuple[bytes, bool]:
+    def read_range(self, name: str, start: int, stop: int, seconds: float) -> tuple[memoryview, bool]:
         """Return the bytes from start to stop, or fewer at the end; or the whole file, and True."""
         calls = self._within(seconds)
-        content = bytes(calls.call("cat_file", calls.path(name), start=start, end=stop))
+        content = memoryview(calls.call("cat_file", calls.path(name), start=start, end=stop))
         return content, len(content) > stop - start  # some servers do not support ranges, and send all of it
 
     def upload(self, local: str, name: str, size: int, seconds: float) -> None:  # noqa: ARG002 - of every client

@@ -103,15 +103,16 @@ class ObstoreClient:
         with self._request(seconds) as (obstore, store):
             return bytes(obstore.get(store, name).bytes())
 
-    def read_range(self, name: str, start: int, stop: int, seconds: float) -> tuple[bytes, bool]:
+    def read_range(self, name: str, start: int, stop: int, seconds: float) -> tuple[memoryview, bool]:
         """Return the bytes from start to stop, or fewer at the end; or the whole file, and True."""
         try:
             with self._request(seconds) as (obstore, store):
-                return bytes(obstore.get_range(store, name, start=start, end=stop)), False
+                # Not as bytes: the copy would cost half as much CPU time as the request.
+                return memoryview(obstore.get_range(store, name, start=start, end=stop)), False
         except _NoRangesError:
-            return self.read(name, seconds), True
+            return memoryview(self.read(name, seconds)), True
         except _OutsideError:
-            return b"", False
+            return memoryview(b""), False
 
     def upload(self, local: str, name: str, size: int, seconds: float) -> None:
         """Upload a local file in parts, several at a time; a failed upload leaves none of them."""

@@ -144,8 +144,13 @@ class RemoteFolder(Folder):
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes from start to stop."""
+        return bytes(self.read_buffer(name, start, stop))
+
+    def read_buffer(self, name: str, start: int, stop: int) -> memoryview:
+        """Return the bytes from start to stop; if they are more than one part, they are copied once."""
         check_range(start, stop)
-        return b"".join(self._read_parts(name, start, stop))
+        parts = list(self._read_parts(name, start, stop))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def read_ranges(self, requests: Sequence[RangeRequest], *, concurrency: int = 32) -> Sequence[bytes]:
         """Return the bytes of many ranges, in order, read at the same time."""
@@ -158,15 +163,15 @@ class RemoteFolder(Folder):
             for part in self.parts(name):
                 file.write(part)
 
-    def parts(self, name: str, size: int | None = None) -> Iterator[bytes]:
+    def parts(self, name: str, size: int | None = None) -> Iterator[memoryview]:
         """Yield the content of a file, part by part; the store is asked for the size if it is not passed."""
         size = self.reported_size(name) if size is None else size
         if size is None:
-            yield self.read(name)
+            yield memoryview(self.read(name))
         else:
             yield from self._read_parts(name, 0, size)
 
-    def _read_parts(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+    def _read_parts(self, name: str, start: int, stop: int) -> Iterator[memoryview]:
         if start == stop:
             return
         first = min(start + _PART, stop)
@@ -183,11 +188,11 @@ class RemoteFolder(Folder):
         for (begin, end), (content, is_whole) in parts:
             yield content[begin:end] if is_whole else content
 
-    def _read_part(self, name: str, start: int, stop: int) -> tuple[bytes, bool]:
+    def _read_part(self, name: str, start: int, stop: int) -> tuple[memoryview, bool]:
         """Return the bytes from start to stop; or the whole file, and True."""
         url = self.join(name)
 
-        def read(client: Client, seconds: float) -> tuple[bytes, bool]:
+        def read(client: Client, seconds: float) -> tuple[memoryview, bool]:
             content, is_whole = client.read_range(name, start, stop, seconds)
             if not is_whole and len(content) < stop - start:
                 size = client.info(name, seconds).size

@@ -117,7 +117,7 @@ class _StoreFile(_SeekableFile):
         if size <= 0:
             return 0
         with translate_storage_errors():
-            view[:size] = self._folder.read_range(self._name, self._position, self._position + size)
+            view[:size] = self._folder.read_buffer(self._name, self._position, self._position + size)
         self._position += size
         return size
 

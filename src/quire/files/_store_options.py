@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from quire._optional import require
-from quire.errors import OptionError, StorageError, did_you_mean
+from quire._optional import is_installed
+from quire.errors import MissingDependencyError, OptionError, StorageError, did_you_mean
 from quire.files._fsspec import filesystem_class
 from quire.files._uris import display_uri, scheme_of
 
@@ -80,12 +81,18 @@ class StoreSettings:
         if self.kind == "az":
             return stores.AzureStore(self.place, prefix=prefix, **self.config, **common)
         config = dict(self.config)
+        if self.profile is not None:
+            if not is_installed("boto3"):
+                raise MissingDependencyError(
+                    f"the AWS profile {self.profile!r} gets its keys from a role or from single sign-on, which needs "
+                    "boto3: pip install boto3",
+                    name="boto3",
+                )
+            session = importlib.import_module("boto3").Session(profile_name=self.profile)
+            provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider(session)
+            common["credential_provider"] = provider
         if "region" not in config:
             config["region"] = "us-east-1" if "endpoint" in config else _find_region(self.place)
-        if self.profile is not None:
-            boto3 = require("boto3", extra="remote", needed_for=f"the AWS profile {self.profile!r}")
-            provider = require("obstore.auth.boto3", extra="remote", needed_for="AWS profiles").Boto3CredentialProvider
-            common["credential_provider"] = provider(boto3.Session(profile_name=self.profile))
         return stores.S3Store(self.place, prefix=prefix, **config, **common)
 
 
@@ -156,7 +163,7 @@ class _Options:
 def _split(url: str) -> tuple[str, str]:
     """Return the bucket and the path in it."""
     place, _, prefix = url.partition("://")[2].partition("/")
-    if "//" in prefix:  # obstore would drop the empty name between the slashes, and read another file
+    if "//" in f"/{prefix}":  # obstore would drop the empty name between the slashes, and read another file
         raise UntranslatableError("")
     return place, prefix.strip("/")
 
@@ -357,10 +364,14 @@ def _translate_http(url: str, storage_options: Mapping[str, Any]) -> StoreSettin
     headers = {**dict(nested.take("headers") or {}), **dict(options.take("headers") or {})}
     nested.finish()
     options.finish()
+    credentials, at, host = parts.netloc.rpartition("@")
+    if at:  # obstore would drop them
+        encoded = b64encode(unquote(credentials).encode()).decode()
+        headers = {"Authorization": f"Basic {encoded}", **headers}
     client: dict[str, Any] = {"allow_http": parts.scheme.lower() == "http"}
     if headers:
         client["default_headers"] = headers
-    return StoreSettings("http", url.rstrip("/"), "", {}, client)
+    return StoreSettings("http", parts._replace(netloc=host).geturl().rstrip("/"), "", {}, client)
 
 
 _TRANSLATIONS: dict[str, Callable[[str, Mapping[str, Any]], StoreSettings]] = {
