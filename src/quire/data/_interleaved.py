@@ -150,7 +150,9 @@ class _TableTape:
     """The first tape position of each place, and its block."""
 
     def __init__(self, blocks: BlockSizes, key: int) -> None:
-        order = permute(blocks.count, key, np.arange(blocks.count, dtype=np.int64))
+        order = np.arange(blocks.count, dtype=np.int64)
+        if blocks.count:
+            order = permute(blocks.count, key, order)
         self._begins = np.cumsum(np.diff(blocks.starts)[order])
         self._begins = np.concatenate([np.zeros(1, np.int64), self._begins[:-1]])
         self._blocks = order.astype(np.int32) if blocks.count < 2**31 else order
@@ -376,6 +378,8 @@ class InterleavedOrder:
     def _places(self, epoch: int, start: int, stop: int, own: range) -> Rows:
         """Return the places that lanes are in at the positions from start to stop, ascending."""
         self._check_positions(start, stop)
+        if start == stop:
+            return np.zeros(0, np.int64)
         turns, bits = self._reversed[own.start : own.stop], self._bits
         # A lane has the rounds r with start <= r * lanes + turn < stop.
         begins, ends = -(turns - start >> bits), -(turns - stop >> bits)

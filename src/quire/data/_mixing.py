@@ -745,8 +745,8 @@ def _find_common_type(datasets: Mapping[str, StreamingDataset[Any]]) -> type[Bas
 def _read_ahead(dataset: StreamingDataset[Any], places: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
     """Ask the system to read the windows of the order that rows are in, which are given by epoch and position."""
     for epoch in sorted({epoch for epoch, positions in places if len(positions)}):
-        ends = np.concatenate([positions[[0, -1]] for other, positions in places if other == epoch and len(positions)])
-        first, last = int(ends.min()), int(ends.max())
+        own = np.concatenate([positions for other, positions in places if other == epoch])
+        first, last = int(own.min()), int(own.max())
         share = Slice(dataset.order, epoch, first, 0, 1, last - first + 1)
         dataset._read_ahead(StepGroup(share, 0, 0, [0]))
 

@@ -275,9 +275,25 @@ class RowGroup:
         for number, order in enumerate(orders):
             chosen = slice(*bounds[number : number + 2].tolist())
             epoch, position = self.current.starts[number]
-            places = slots[chosen] - (ends[number] - numbers[number]) + position + step.before[number]
+            first, end = position + step.before[number], int(ends[number])
+            begin = end - int(numbers[number])
+            places = slots[chosen] - begin + first
+            if order.lanes and (real is None or rows == full):
+                places = self._deal_by_lane(order, first, begin, end, key % share.world_size)
             parts.append(PartRows.find(order, epoch, places, None if real is None else real[chosen]))
         return parts
+
+    def _deal_by_lane(self, order: Order, first: int, begin: int, end: int, shift: int) -> NDArray[np.int64]:
+        """Return the places of this rank of a dataset whose lanes stay with one rank each, from `first` on.
+
+        The slots of a step from begin to end are those of the dataset. Each rank has as many rows as with dealing in
+        turn, but the rows of a range of lanes.
+        """
+        share = self.share
+        offsets = (np.arange(share.rank + 1) - shift) % share.world_size
+        counts = (end - offsets - 1) // share.world_size - (begin - offsets - 1) // share.world_size
+        before = int(counts[:-1].sum())
+        return order.deal(first, first + end - begin, before, before + int(counts[-1]))
 
 
 class PartRows(NamedTuple):

@@ -304,7 +304,7 @@ def choose_order(stored: StoredDataset[Any], options: StreamOptions) -> Order:
 def _choose_interleaved(stored: StoredDataset[Any], options: StreamOptions) -> InterleavedOrder:
     """Choose the interleaved order. It follows from the dataset alone, so that it is the same on every machine."""
     reader = stored._row_reader
-    if stored.shards and not reader.is_mapped and not getattr(reader, "reads_blocks", False):
+    if stored.shards and not reader.is_mapped and not reader.reads_blocks:
         needed, room = int(stored.nbytes * _estimate_growth(stored)), reader.shard_reader.cache.max_bytes
         if needed > room:
             raise OptionError(
@@ -325,18 +325,23 @@ def estimate_row_bytes(stored: StoredDataset[Any]) -> float:
     return stored.nbytes / max(int(stored._row_reader.starts[-1]), 1)
 
 
-def compute_fingerprint(stored: StoredDataset[Any]) -> str:
-    """Return a digest that identifies a dataset: the checksums of its shards (or names), and the selected rows."""
+def compute_fingerprint(stored: StoredDataset[Any], order: Order) -> str:
+    """Return a digest that identifies a dataset: the checksums of its shards (or names), and the selected rows.
+
+    The blocks of shards without a checksum are part of it if the order depends on them.
+    """
     digest = blake2b("\n".join(f"{s.rows} {s.xxh3 or s.name}" for s in stored.shards).encode(), digest_size=8)
     if stored._row_reader.rows is not None:
         digest.update(stored._row_reader.rows.tobytes())
+    if order.lanes and not all(shard.xxh3 for shard in stored.shards):
+        digest.update(stored._row_reader.block_starts().tobytes())
     return digest.hexdigest()
 
 
 def _estimate_growth(stored: StoredDataset[Any]) -> float:
     """Return how much larger shards are in the cache than in the dataset, as the first shard is."""
     first = stored.shards[0]
-    if first.format != "parquet":
+    if first.format != "parquet" or stored._row_reader.reads_blocks:  # blocks are kept as they are stored
         return 1.0
     with shard_errors(stored.folder, first):
         metadata = pq.read_metadata(RangeReader(stored.folder, first))

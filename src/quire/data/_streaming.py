@@ -249,7 +249,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         Slice(self.order, 0, 0, *ranks, self.batch_size, options.last)
         self._group_size = self._limit_group(options.memory_bytes)
         self._group_size_ahead = self._limit_group(_MAX_BYTES_AHEAD)
-        self._fingerprint = compute_fingerprint(self.stored)
+        self._fingerprint = compute_fingerprint(self.stored, self.order)
         if options.bucket_by is not None:
             self.order, self._slice_type, self._fingerprint = choose_buckets(
                 self.stored, self.order, options, self.batch_size, self._fingerprint
@@ -388,6 +388,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _read_lanes_ahead(self, group: StepGroup, span: range, order: InterleavedOrder) -> None:
         """Ask the system to read the blocks that the lanes of this rank come to, some rows before they do."""
+        reader = self.stored._row_reader
+        if not reader.is_mapped or reader.rows is not None:
+            return
         share, ahead = group.share, max(len(span), order.lanes * order.blocks.rows // 8)
         epoch, until = self._read_ahead_until
         if epoch != share.epoch or not span.start <= until:  # a new epoch, or a pass that begins elsewhere
@@ -403,9 +406,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._read_ahead_until = share.epoch, stop
         with suppress(ShardError, DecodeError):  # raised again when the rows are gathered
             if until < 0:
-                self.stored._row_reader.read_ahead(*order.runs(share.epoch, span.start, stop, lanes))
+                reader.read_ahead(*order.runs(share.epoch, span.start, stop, lanes))
             else:
-                self.stored._row_reader.read_ahead(*order.new_runs(share.epoch, until, stop, lanes))
+                reader.read_ahead(*order.new_runs(share.epoch, until, stop, lanes))
 
     def _state_at(self, group: StepGroup, step: int) -> StreamState:
         state: StreamState = self._state_type.at(group, step, self.options.epochs, self._fingerprint)
