@@ -178,6 +178,10 @@ class Fetch:
             return rows[~bad], None if real is None else real[~bad]
         return np.where(bad, self._choose_replacements(rows), rows), real
 
+    def readable_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows that are read for a batch of these rows: without those of bad shards, or with others."""
+        return self._select_readable(rows, None)[0]
+
     def _shard_bounds(self) -> NDArray[np.int64]:
         """Return the first row of each shard, counted in the rows that `where` has chosen."""
         reader = self._stored._row_reader

@@ -25,6 +25,7 @@ from quire.data._interleaved import InterleavedOrder
 from quire.data._loader import Loader
 from quire.data._packing import Long, PackedDataset
 from quire.data._preprocessing import Preprocessing
+from quire.data._read_plan import ReadPlan
 from quire.data._stream_options import (
     Streaming,
     StreamOptions,
@@ -222,6 +223,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     _slice_type: Callable[..., Slice] = Slice
     """Makes the share of a rank. Datasets whose positions are not rows, such as packed ones, have another one."""
     _state_type: Any = StreamState
+    _plan: tuple[int, ReadPlan] | None = None
+    """The blocks that are requested from a remote store, and the process that plans them."""
 
     def __init__(
         self,
@@ -361,10 +364,27 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def fetch(self, group: StepGroup) -> Iterator[DocumentBatch[DocT]]:
         """Read the batches of some steps; each carries the state to continue from after it."""
         self._read_ahead(group)
-        for step, batch in zip(group.steps, self._fetch.batches(group.rows()), strict=True):
+        plan, parts = self._begin_plan(group)
+        for step, batch in zip(group.steps, self._fetch.batches(parts), strict=True):
+            if plan is not None:  # after the first batch, so that nothing else is downloaded before it
+                with suppress(ShardError, DecodeError):  # raised again when these rows are gathered
+                    plan.extend(group)
+                plan = None
             state = self._state_at(group, step + 1)
             object.__setattr__(batch, "_state", state)  # fields of a batch cannot be assigned otherwise
             yield batch
+
+    def _begin_plan(self, group: StepGroup) -> tuple[ReadPlan | None, list[Any]]:
+        """Return the rows of these steps; if the dataset is remote, request their blocks, and return the plan, too."""
+        reader = self.stored._row_reader
+        if not reader.reads_blocks or not group.steps or not isinstance(self._fetch, Fetch):
+            return None, group.rows()
+        if self._plan is None or self._plan[0] != os.getpid():
+            self._plan = os.getpid(), ReadPlan(reader, self._fetch.readable_rows, self.options.storage.prefetch_bytes)
+        try:
+            return self._plan[1], self._plan[1].begin(group)
+        except (ShardError, DecodeError):  # raised again when the rows are gathered, or handled there
+            return None, group.rows()
 
     def _read_ahead(self, group: StepGroup) -> None:
         """Ask the system to read the windows that begin in these steps, each window once."""
@@ -625,7 +645,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             ranks = self._rank_and_world_size()
         if ranks is not None:  # on its way to a spawned worker, perhaps, which knows nothing of the trainer
             check_trainer(self._registry, ranks[1], self.options.epochs, is_resumed=True)
-        return {**self.__dict__, "_ranks": ranks}
+        return {**self.__dict__, "_ranks": ranks, "_plan": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -15,9 +15,9 @@ from quire.files._folder import Entry as Entry
 from quire.files._folder import Folder as Folder
 from quire.files._hub import HubFile as HubFile
 from quire.files._hub import HubFolder as HubFolder
-from quire.files._node_cache import NOW as NOW
 from quire.files._node_cache import BlockRange as BlockRange
 from quire.files._node_cache import BlockSource as BlockSource
+from quire.files._node_cache import NodeCacheError as NodeCacheError
 from quire.files._open import Source as Source
 from quire.files._open import Target as Target
 from quire.files._open import open_source as open_source

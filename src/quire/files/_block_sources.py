@@ -30,7 +30,7 @@ from typing import Any
 from quire._lowlevel.forks import at_fork
 from quire.errors import MissingDependencyError, OptionError, QuireError, ShardError, StorageError, StorageNotFoundError
 from quire.files._folder import Folder
-from quire.files._node_cache import BlockRange, BlockSource, open_local_source
+from quire.files._node_cache import BlockRange, BlockSource, NodeCacheError, open_local_source
 from quire.files._uris import scheme_of
 
 if sys.platform != "win32":
@@ -52,7 +52,7 @@ _SHARED_SCHEMES = frozenset(
 """Stores that another process reads just as well. A store in memory, or of a registered class, is in one process."""
 _ERRORS: dict[str, type[QuireError]] = {
     error.__name__: error
-    for error in (MissingDependencyError, OptionError, ShardError, StorageError, StorageNotFoundError)
+    for error in (MissingDependencyError, NodeCacheError, OptionError, ShardError, StorageError, StorageNotFoundError)
 }
 
 
@@ -140,6 +140,12 @@ class FetcherClient(BlockSource):
                 self._requested[block.key] = number, block, priority
             self._ensure_connection()
             self._send("request", number, [(tuple(block), priority) for block, priority in blocks])
+
+    def fetch(self, folder: Folder, blocks: Sequence[BlockRange]) -> None:
+        with self._lock:
+            number = self._number(folder)
+            self._ensure_connection()
+            self._send("fetch", number, [tuple(block) for block in blocks])
 
     def release(self, blocks: Iterable[BlockRange]) -> None:
         with self._lock:

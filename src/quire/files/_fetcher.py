@@ -130,6 +130,9 @@ class _Connection:
         elif kind == "request":
             number, blocks = content
             fetcher.request(self, self._folders[number], [(BlockRange(*block), priority) for block, priority in blocks])
+        elif kind == "fetch":
+            number, blocks = content
+            fetcher.fetch(self._folders[number], [BlockRange(*block) for block in blocks])
         elif kind == "need":
             number, block = content
             fetcher.need(self._folders[number], BlockRange(*block), self._notify)

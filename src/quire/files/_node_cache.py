@@ -49,6 +49,10 @@ _ATTEMPTS = 8
 """A block may be removed between its download and its use, if the cache is nearly full; then it is downloaded again."""
 
 
+class NodeCacheError(StorageError):
+    """A node cache that is too small, or whose disk is full: not a fault of the data."""
+
+
 class BlockRange(NamedTuple):
     """The bytes from `start` to `stop` of a remote file; `key` identifies their content, as 40 hex digits."""
 
@@ -250,6 +254,14 @@ class Fetcher:
                     self._enqueue(folder, block, priority)
             self._start_threads()
 
+    def fetch(self, folder: Folder, blocks: Iterable[BlockRange]) -> None:
+        """Download blocks that are needed now. They may be removed like those that nobody has requested."""
+        with self._lock:
+            for block in blocks:
+                if block.key not in self._sizes:
+                    self._enqueue(folder, block, NOW)
+            self._start_threads()
+
     def need(self, folder: Folder, block: BlockRange, notify: Notify) -> None:
         """Download a block that a reader waits for, and call `notify` with the key and the error or None."""
         with self._lock:
@@ -336,8 +348,8 @@ class Fetcher:
         with suppress(OSError):
             self.cache.remove(key)
 
-    def _full_error(self, block: BlockRange, error: OSError) -> StorageError:
-        return StorageError(
+    def _full_error(self, block: BlockRange, error: OSError) -> NodeCacheError:
+        return NodeCacheError(
             f"{self.cache.place}: a block of {block.size:,} bytes of {block.name} cannot be written to the cache: "
             f"{error.strerror or error}. Free space on this disk, or pass another folder as cache= of ReadOptions."
         )
@@ -403,7 +415,7 @@ class Fetcher:
                 self._complete(job)
                 return True
         if size > self.max_bytes:
-            job.error = StorageError(
+            job.error = NodeCacheError(
                 f"{self.cache.place}: a block of {size:,} bytes of {job.block.name} does not fit into a cache of "
                 f"{self.max_bytes:,} bytes. Pass a larger cache_bytes, or write the dataset with smaller blocks "
                 "(group_bytes)."
@@ -448,7 +460,7 @@ class Fetcher:
         if job.error is None:
             try:
                 with watch_throttling(self._slow_down):
-                    content = memoryview(job.folder.read_range(block.name, part.start, part.stop))
+                    content = job.folder.read_buffer(block.name, part.start, part.stop)
                 place = part.start - block.start
                 while content:
                     written = os.pwrite(job.handle, content, place)
@@ -578,6 +590,10 @@ class BlockSource(ABC):
         """Start to download blocks, each with a priority, and return at once."""
 
     @abstractmethod
+    def fetch(self, folder: Folder, blocks: Sequence[BlockRange]) -> None:
+        """Start to download blocks that are opened next, several at a time; unlike `request`, they are not kept."""
+
+    @abstractmethod
     def release(self, blocks: Iterable[BlockRange]) -> None:
         """Take back requests: this process has passed these blocks."""
 
@@ -592,7 +608,7 @@ class BlockSource(ABC):
             if file is not None:
                 return file
             self.wait(folder, block)
-        raise StorageError(
+        raise NodeCacheError(
             f"{self.cache.place}: blocks of {block.name} are removed from the cache before they can be read: it is too "
             "small for what is read at a time. Pass a larger cache_bytes."
         )
@@ -610,6 +626,9 @@ class LocalSource(BlockSource):
 
     def request(self, folder: Folder, blocks: Sequence[tuple[BlockRange, int]]) -> None:
         self.fetcher.request(self, folder, blocks)
+
+    def fetch(self, folder: Folder, blocks: Sequence[BlockRange]) -> None:
+        self.fetcher.fetch(folder, blocks)
 
     def release(self, blocks: Iterable[BlockRange]) -> None:
         self.fetcher.release(self, [block.key for block in blocks])

@@ -85,6 +85,10 @@ _FOOTERS = 16
 class ReadOptions:
     """The cache for shards that must be fetched or converted, options of remote stores, and when data is verified.
 
+    cache, cache_bytes: a folder on the local disk, and its size; by default, half of the free disk space, and at most
+        100 GB. Blocks of remote shards are kept there, and copies of shards that must be converted.
+    prefetch_bytes: how much a `StreamingDataset` downloads before it is needed; by default, 128 MiB for all workers of
+        a rank together.
     verify: 'first_touch' (the default) compares a column of a block with its checksum when a row of it is first read,
         a large column in pieces of 64 KiB or a row; 'always' at every read, 'never' not at all.
     """
@@ -93,9 +97,12 @@ class ReadOptions:
     cache_bytes: int | None = None
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     verify: Verify = "first_touch"
+    prefetch_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_verify(self.verify)
+        if self.prefetch_bytes is not None and self.prefetch_bytes < 1:
+            raise OptionError(f"prefetch_bytes is a number of bytes above 0, got {self.prefetch_bytes}.")
 
 
 class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):

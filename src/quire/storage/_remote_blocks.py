@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from quire._lowlevel.addresses import map_file
 from quire._lowlevel.forks import no_fork
 from quire.errors import DecodeError, ShardError
-from quire.files import NOW, BlockRange, BlockSource, open_block_source
+from quire.files import BlockRange, BlockSource, open_block_source
 from quire.storage._block_table import BlockTable, count_nodes, footer_start, parse_table
 from quire.storage._cache import cache_key
 from quire.storage._manifest import Shard
@@ -42,6 +43,8 @@ _TAIL = 1 << 16
 """The bytes at the end of a Parquet file that are read first: nearly all footers are shorter."""
 _GAP = 1 << 16
 """Columns of a row group that are less than this apart are read in one request."""
+_MAX_DIRECTORIES = 4_096
+"""The number of directories that are kept in memory, of some 10 KB each."""
 _DAMAGE = (DecodeError, pa.ArrowException, OSError, ValueError)
 """What reading damaged content raises: pyarrow raises all of these."""
 
@@ -51,7 +54,8 @@ class RemoteBlocks:
 
     def __init__(self, reader: ShardReader, shards: Sequence[Shard]) -> None:
         self._reader, self._shards = reader, shards
-        self._directories: dict[int, Directory] = {}
+        self._directories: OrderedDict[int, Directory] = OrderedDict()
+        self._rows: dict[int, tuple[int, ...]] = {}
         self._damaged: set[str] = set()
         self._source: tuple[int, BlockSource] | None = None
 
@@ -74,24 +78,27 @@ class RemoteBlocks:
 
     def load_directories(self, numbers: Iterable[int]) -> None:
         """Read the directories of shards that are not known yet, all at the same time."""
-        missing = [number for number in numbers if number not in self._directories]
+        missing = [number for number in numbers if number not in self._rows]
         if len(missing) > 1:
-            tails = [self._tail(self._shards[number]) for number in missing]
-            self.source().request(self._reader.folder, [(tail, NOW) for tail in tails])
-            self.source().release(tails)  # only the order of downloads matters: they are small, and stay
+            self.fetch([self._tail(self._shards[number]) for number in missing])
         for number in missing:
-            shard = self._shards[number]
-            with shard_errors(self._reader.folder, shard):
-                self._directories[number] = self._read_directory(shard)
+            self.directory(number)
 
     def directory(self, number: int) -> Directory:
-        """Return the directory of a shard, which was loaded."""
-        return self._directories[number]
+        """Return the directory of a shard. Those that were used last are kept; others are in the node cache."""
+        directory = self._directories.get(number)
+        if directory is None:
+            shard = self._shards[number]
+            with shard_errors(self._reader.folder, shard):
+                directory = self._directories[number] = self._read_directory(shard)
+            self._rows[number] = directory.rows
+            if len(self._directories) > _MAX_DIRECTORIES:
+                self._directories.popitem(last=False)
+        return directory
 
     def rows(self, number: int) -> tuple[int, ...] | None:
         """Return the rows of the blocks of a shard; None if its directory was not loaded."""
-        directory = self._directories.get(number)
-        return None if directory is None else directory.rows
+        return self._rows.get(number)
 
     def _tail(self, shard: Shard, size: int = _TAIL) -> BlockRange:
         """Return the range of the directory; of a Parquet file of another writer, the last bytes."""
@@ -151,6 +158,13 @@ class RemoteBlocks:
         if blocks:
             self.source().request(self._reader.folder, blocks)
 
+    def fetch(self, blocks: Sequence[BlockRange]) -> None:
+        """Start to download blocks that are opened next, several at a time, unless they are in the cache."""
+        source = self.source()
+        missing = [block for block in blocks if not source.cache.path(block.key).exists()]
+        if len(missing) > 1:
+            source.fetch(self._reader.folder, missing)
+
     def release(self, blocks: Sequence[BlockRange]) -> None:
         """Let blocks be removed from the node cache: this process has passed them."""
         if blocks:
@@ -162,8 +176,8 @@ class RemoteBlocks:
             return map_file(file)
 
     def open(self, number: int, block: int) -> list[Block]:
-        """Open a block of a shard whose directory was loaded."""
-        shard, directory = self._shards[number], self._directories[number]
+        """Open a block of a shard."""
+        shard, directory = self._shards[number], self.directory(number)
         ranges = directory.ranges(block)
         with shard_errors(self._reader.folder, shard):
             for attempt in range(2):
@@ -200,7 +214,8 @@ class RemoteBlocks:
     def _read_verified(self, block: BlockRange, shard: Shard, parse: Callable[[pa.Buffer], T]) -> T:
         """Return what `parse` makes of a range; if it raises an error, the range is downloaded once more."""
         for attempt in range(2):
-            content = self.map(block)
+            with self.source().open(self._reader.folder, block) as file:
+                content = pa.py_buffer(file.read())  # not mapped: the system limits the number of mappings
             try:
                 return parse(content)
             except _DAMAGE as error:

@@ -20,7 +20,7 @@ import numpy as np
 from quire._lowlevel.forks import at_fork, no_fork
 from quire.columns import Columns
 from quire.errors import DecodeError, OptionError, ShardError
-from quire.files import NOW, display_uri
+from quire.files import display_uri
 from quire.schema import parse_path
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
@@ -123,6 +123,7 @@ class RowReader:
         self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
         self.verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.codecs), sum(regions))
         self._block_starts: NDArray[np.int64] | None = None
+        self._damages = 0  # of copies in the cache that were found so far
         self._lock = threading.RLock()
         self._close_all()
         _alive.add(self)
@@ -171,17 +172,30 @@ class RowReader:
         self, locations: RowLocations, sizes: Sequence[int], rows: NDArray[np.int64], without: str | None
     ) -> Iterator[Columns]:
         """Yield parts of rows whose shards are open; errors name the shard."""
-        try:
-            yield from self.layout.gather_parts(locations, sizes, without)
-        except DamagedCopyError:
-            # Columns are verified before the first part is yielded. The damaged copy was removed: write another one.
+        while True:
+            try:
+                yield from self.layout.gather_parts(locations, sizes, without)
+            except DamagedCopyError as error:
+                # Columns are verified before the first part is yielded. The damaged copy was removed: write another.
+                again = self._locate_again(rows, error)
+                again.framework, locations = locations.framework, again
+            except DecodeError:
+                self._find_damaged_shard(rows, lambda part: self.layout.gather(self.locate(rows[part])))
+                raise
+            else:
+                return
+
+    def _locate_again(self, rows: NDArray[np.int64], error: DamagedCopyError) -> RowLocations:
+        """Open the shards of rows again after a damaged copy was removed from the cache; raise the error at some point.
+
+        Every copy may be damaged, and one is found at a time. A disk that damages them again and again is an error.
+        """
+        with self._lock:
+            self._damages += 1
+            if self._damages > 2 * len(self._unit_starts):
+                raise error
             self._close_shards(rows)
-            again = self.locate(rows)
-            again.framework = locations.framework
-            yield from self.layout.gather_parts(again, sizes, without)
-        except DecodeError:
-            self._find_damaged_shard(rows, lambda part: self.layout.gather(self.locate(rows[part])))
-            raise
+            return self.locate(rows)
 
     def _find_damaged_shard(self, rows: NDArray[np.int64], read: Callable[[NDArray[np.bool_]], object]) -> None:
         """Raise an error that names the damaged shard: codecs do not know which shard a row is in.
@@ -246,6 +260,21 @@ class RowReader:
             self._block_starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
         return self._block_starts
 
+    def block_bytes(self) -> NDArray[np.int64]:
+        """Return the bytes of each block in `block_starts`: of a remote one, those that are downloaded for its columns."""
+        self.block_starts()
+        sizes: list[int] = []
+        for number, shard in enumerate(self.shards):
+            if self._has_blocks[number]:
+                units = range(int(self._first_units[number]), int(self._first_units[number + 1]))
+                sizes += [self.unit_bytes(unit) for unit in units]
+                continue
+            table = read_table(self.folder, shard)
+            rows = read_block_rows(self.folder, shard) or (shard.rows,)
+            known = None if table is None else table.blocks[:, 2].tolist()
+            sizes += known or [shard.bytes * count // max(shard.rows, 1) for count in rows]
+        return np.array(sizes, np.int64)
+
     def element_dtype(self, path: str) -> np.dtype[Any]:
         """Return the dtype of the elements of a list of numbers, or of tensors with one axis; else raise an error."""
         return element_dtype(find_codec(self.layout, parse_path(path))[0], path)
@@ -260,15 +289,13 @@ class RowReader:
     ) -> ElementRanges:
         """Locate `sizes` elements from `starts` on of rows by position, which must have these lengths."""
         codec, column = find_codec(self.layout, parse_path(path))
-        for attempt in range(2):
-            locations = self.locate(rows)
+        locations = self.locate(rows)
+        while True:
             try:
                 locations.verify([column])
                 return locate_elements(codec, locations, starts, sizes, lengths)
-            except DamagedCopyError:  # it was removed from the cache: write another
-                if attempt:
-                    raise
-                self._close_shards(rows)
+            except DamagedCopyError as error:
+                locations = self._locate_again(rows, error)
             except DecodeError:
                 self._find_damaged_shard(
                     rows,
@@ -277,7 +304,6 @@ class RowReader:
                     ),
                 )
                 raise
-        raise AssertionError
 
     def read_ahead(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Let the system read ranges of rows before they are needed, of shards that are mapped as they are.
@@ -434,8 +460,7 @@ class RowReader:
         if not missing:
             return
         if len(missing) > 1:
-            # Blocks that a plan has requested are on their way, with the priorities of the plan: these come first now.
-            self.request_units([(unit, NOW) for unit in missing])
+            self._blocks.fetch([each for unit in missing for each in self._unit_ranges(unit)])
         self._trim(len(units))
         starts = [self._batch_starts]
         try:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from quire._lowlevel.addresses import advise_random, map_file, read_ranges_ahead
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError, StorageError, StorageNotFoundError
-from quire.files import Folder, display_uri
+from quire.files import Folder, NodeCacheError, display_uri
 from quire.schema import Schema
 from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._block_table import (
@@ -516,7 +516,7 @@ def shard_errors(folder: Folder, shard: Shard) -> Iterator[None]:
     name = display_uri(folder.join(shard.name))
     try:
         yield
-    except ShardError:
+    except (ShardError, NodeCacheError):
         raise
     except StorageNotFoundError as error:
         raise ShardError(

@@ -1,0 +1,437 @@
+"""Streams of remote datasets: planned reads of blocks, the node cache, and the fetcher process, on a real server."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quire import BaseDocument
+from quire.data import StreamingDataset
+from quire.data._read_plan import ReadPlan
+from quire.errors import OptionError, ShardError, StorageError
+from quire.files import _block_sources
+from quire.storage import ReadOptions, open_dataset, write_dataset
+from tests.data.block_store import QUICK, BlockStore, Item, serve_folder, write_items
+
+pytestmark = [pytest.mark.needs("pyarrow", "xxhash", "obstore"), pytest.mark.timeout(240)]
+ROWS = 960
+ORDERS = ("interleaved", "block", "global", False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("remote")
+    return {kind: write_items(base / kind, ROWS, kind=kind) for kind in ("arrow", "parquet")}
+
+
+@pytest.fixture
+def store(folders: dict[str, Path]) -> Iterator[BlockStore]:
+    with serve_folder(folders["arrow"]) as running:
+        yield running
+
+
+def stream(store: BlockStore, cache: Path, batch_size: int = 16, **options: Any) -> StreamingDataset[Item]:
+    more = {name: options.pop(name) for name in ("cache_bytes", "prefetch_bytes") if name in options}
+    storage = ReadOptions(cache=cache, remote=QUICK, **more)
+    return StreamingDataset[Item](store.url, batch_size, **{"framework": "numpy", "storage": storage, **options})
+
+
+def rows_of(batch: Any) -> list[int]:
+    """Return the row numbers of a batch, after all columns were compared with them."""
+    numbers = np.asarray(batch.number)
+    assert (np.asarray(batch.vector) == numbers[:, None]).all()
+    assert batch.text == [f"row {i}" * (i % 3) for i in numbers.tolist()]
+    return [int(number) for number in numbers]
+
+
+def all_rows(batches: Any) -> list[int]:
+    return sorted(row for batch in batches for row in rows_of(batch))
+
+
+EVERY_ROW = list(range(ROWS))
+
+
+def replace_file(path: Path, content: bytes | bytearray) -> None:
+    """Write a file anew, so that what is mapped of the old one stays."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def blocks_of(dataset: StreamingDataset[Any]) -> int:
+    return sum(shard.blocks for shard in dataset.stored.shards)
+
+
+# --- bytes and requests
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("shuffle", ORDERS)
+def test_epoch_reads_each_block_once_and_the_next_one_reads_nothing(
+    folders: dict[str, Path], tmp_path: Path, kind: str, shuffle: Any
+) -> None:
+    with serve_folder(folders[kind]) as store:
+        dataset = stream(store, tmp_path / "c", shuffle=shuffle)
+        assert all_rows(dataset) == EVERY_ROW
+        reads = store.shard_reads()
+        ends = sum(sent.stop == (folders[kind] / sent.name).stat().st_size for sent in reads)
+        assert ends == len(dataset.stored.shards)  # block tables and footers
+        assert len(reads) == blocks_of(dataset) + ends
+        assert set(reads.values()) == {1}
+        assert store.shard_bytes() <= dataset.stored.nbytes
+        store.clear()
+        assert all_rows(dataset) == EVERY_ROW
+        assert all_rows(stream(store, tmp_path / "c", shuffle=shuffle).loader(threads=3)) == EVERY_ROW
+        assert not store.shard_reads(), "a second stream finds all blocks and tables in the cache"
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_first_batch_needs_only_its_own_blocks(
+    folders: dict[str, Path], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_folder(folders[kind]) as store:
+        dataset = stream(store, tmp_path / "c", 8, shuffle="interleaved")
+        store.clear()
+        reads: list[int] = []
+        extend = ReadPlan.extend
+
+        def count_reads(plan: ReadPlan, group: Any) -> None:
+            reads.append(len(store.shard_reads()))
+            extend(plan, group)
+
+        monkeypatch.setattr(ReadPlan, "extend", count_reads)
+        first = rows_of(next(iter(dataset)))
+        needed = len(np.unique(dataset.stored._row_reader.units_of(np.array(first))))
+        assert reads[0] == needed <= 8
+
+
+def test_row_reads_one_block_of_its_shard(store: BlockStore, tmp_path: Path) -> None:
+    dataset = open_dataset(store.url, Item, cache=tmp_path / "c", remote=QUICK)
+    store.clear()
+    assert dataset[500].number == 500
+    assert len(store.shard_reads()) == 2, "the block table, and a block"
+    assert store.shard_bytes() < dataset.shards[0].bytes / 4
+    assert [int(n) for n in dataset[[3, 959, 480, 3]].number] == [3, 959, 480, 3]
+    assert all_rows([dataset.read()]) == EVERY_ROW
+
+
+def test_columns_of_parquet_read_parts_of_row_groups(tmp_path: Path) -> None:
+    class Wide(BaseDocument):
+        number: int
+        data: bytes = b""
+        label: str = ""
+
+    random = np.random.default_rng(0)
+    rows = [Wide(number=i, data=random.bytes(20_000), label=f"l{i}") for i in range(40)]
+    write_dataset(rows, tmp_path / "d", format="parquet", group_bytes=10 * 20_000)
+    with serve_folder(tmp_path / "d") as store:
+        storage = ReadOptions(cache=tmp_path / "c", remote=QUICK)
+        dataset = StreamingDataset[Wide](store.url, 8, columns=["number", "label"], storage=storage, framework="numpy")
+        seen = [(int(n), label) for batch in dataset for n, label in zip(batch.number, batch.label, strict=True)]
+        assert sorted(seen) == [(i, f"l{i}") for i in range(40)]
+        assert store.shard_bytes() < dataset.stored.nbytes / 4
+        whole = StreamingDataset[Wide](store.url, 8, storage=storage, framework="numpy")
+        assert sorted(bytes(d) for batch in whole for d in batch.data) == sorted(row.data for row in rows)
+
+
+@pytest.mark.parametrize("groups", [1, 7])
+def test_parquet_of_another_writer_is_read_by_row_groups(tmp_path: Path, groups: int) -> None:
+    (tmp_path / "d").mkdir()
+    for part in range(3):
+        numbers = np.arange(part * 70, part * 70 + 70)
+        table = pa.table({"number": numbers, "text": [f"t{n}" for n in numbers], "more": [b"x" * 3000] * 70})
+        pq.write_table(table, tmp_path / "d" / f"part-{part}.parquet", row_group_size=70 // groups)
+
+    class Row(BaseDocument):
+        number: int
+        text: str
+
+    with serve_folder(tmp_path / "d") as store:
+        folder = {"shuffle": "interleaved", "framework": "numpy"}
+        for path in sorted((tmp_path / "d").iterdir()):
+            storage = ReadOptions(cache=tmp_path / "c", remote=QUICK)
+            dataset = StreamingDataset[Row](f"{store.url}/{path.name}", 9, storage=storage, **folder)  # type: ignore[arg-type]
+            assert len(np.unique(dataset.stored._row_reader.units_of(np.arange(70)))) == groups
+            seen = sorted((int(n), t) for batch in dataset for n, t in zip(batch.number, batch.text, strict=True))
+            first = int(path.stem[-1]) * 70
+            assert seen == [(n, f"t{n}") for n in range(first, first + 70)]
+
+
+def test_blocks_in_the_layout_of_an_older_class_are_converted(store: BlockStore, tmp_path: Path) -> None:
+    class Later(BaseDocument):
+        number: float
+        text: str = ""
+        vector: Any = None
+        added: int = 7
+
+    Later.__name__ = Later.__qualname__ = "Item"
+    dataset = open_dataset(store.url, Later, columns=["number", "text", "added"], cache=tmp_path / "c", remote=QUICK)
+    batch = dataset[[900, 1]]
+    assert [float(n) for n in batch.number] == [900.0, 1.0]
+    assert [int(n) for n in batch.added] == [7, 7]
+
+
+def test_selected_rows_come_once(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c", where={"number": {"$lt": 100}})
+    assert all_rows(dataset) == list(range(100))
+
+
+# --- a cache that is smaller than the dataset
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_small_cache_stays_within_its_limit(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    with serve_folder(folders[kind]) as store:
+        limit = 120_000
+        dataset = stream(store, tmp_path / "c", shuffle=False, cache_bytes=limit)
+        for _ in range(2):
+            seen: list[int] = []
+            for batch in dataset:
+                seen += rows_of(batch)
+                files = (tmp_path / "c" / "blocks").glob("*.block")
+                assert sum(path.stat().st_size for path in files if path.exists()) <= limit
+            assert sorted(seen) == EVERY_ROW
+
+
+def test_cache_too_small_for_the_lanes_is_an_error_before_the_first_batch(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c", shuffle="interleaved", cache_bytes=60_000)
+    store.clear()
+    with pytest.raises(StorageError, match=r"the cache holds 60,000 bytes, and the \d+ blocks .* larger cache_bytes"):
+        next(iter(dataset))
+    assert not store.shard_reads()
+
+
+def test_cache_smaller_than_a_block_is_an_error(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c", 1, shuffle=False, cache_bytes=4_000)
+    with pytest.raises(StorageError, match="cache"):
+        next(iter(dataset))
+
+
+def test_full_disk_is_an_error_and_no_shard_is_skipped(
+    store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = stream(store, tmp_path / "c", on_error="skip")
+    dataset.stored._row_reader.block_starts()
+
+    def allocate(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(StorageError, match="No space left on device. Free space on this disk"):
+        next(iter(dataset))
+
+
+def test_prefetch_bytes_is_checked() -> None:
+    with pytest.raises(OptionError, match="prefetch_bytes"):
+        ReadOptions(prefetch_bytes=0)
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty"])
+def test_damaged_cache_files_are_downloaded_again(
+    folders: dict[str, Path], tmp_path: Path, kind: str, damage: str
+) -> None:
+    with serve_folder(folders[kind]) as store:
+        assert all_rows(stream(store, tmp_path / "c")) == EVERY_ROW
+        files = sorted((tmp_path / "c" / "blocks").glob("*.block"))
+        for path in files[::3]:
+            content = bytearray(path.read_bytes())
+            if damage == "flip":
+                content[len(content) // 3] ^= 1
+                replace_file(path, content)
+            elif damage == "remove":
+                path.unlink()
+            else:
+                os.truncate(path, 0 if damage == "empty" else len(content) // 2)
+        store.clear()
+        assert all_rows(stream(store, tmp_path / "c")) == EVERY_ROW
+        assert 0 < len(store.shard_reads()) <= len(files[::3]) + 1
+
+
+def test_block_damaged_in_the_store_is_an_error_that_names_the_shard(folders: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "d"
+    copy.mkdir()
+    for path in folders["arrow"].rglob("*"):
+        if path.is_file():
+            (copy / path.relative_to(folders["arrow"])).parent.mkdir(exist_ok=True)
+            (copy / path.relative_to(folders["arrow"])).write_bytes(path.read_bytes())
+    shard = sorted(copy.glob("*.arrow"))[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 255
+    shard.write_bytes(content)
+    with serve_folder(copy) as store:
+        with pytest.raises(ShardError, match=rf"{shard.name}: the shard was altered or truncated: .* in block \d+"):
+            all_rows(stream(store, tmp_path / "c"))
+        dataset = stream(store, tmp_path / "c2", on_error="skip")
+        assert [i for i in all_rows(dataset) if not 240 <= i < 480] == [i for i in EVERY_ROW if not 240 <= i < 480]
+        assert len(dataset.errors) == 1
+
+
+def test_cut_answers_and_503s_are_repeated(store: BlockStore, tmp_path: Path) -> None:
+    store.refused, store.cut = 0.1, 0.05
+    for shuffle in ("interleaved", "block"):
+        assert all_rows(stream(store, tmp_path / f"c{shuffle}", shuffle=shuffle)) == EVERY_ROW
+    assert store.failures > 2
+
+
+def test_missing_shard_is_an_error_that_names_it(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c")
+    name = dataset.stored.shards[2].name
+    store.gone.add(name)
+    with pytest.raises(ShardError, match=f"{name}: the shard is missing"):
+        all_rows(dataset)
+
+
+# --- several processes
+
+
+def fetcher_of(cache: Path) -> int:
+    """Return the process id of the fetcher."""
+    [lock] = (cache / "blocks").glob("fetcher-*.lock")
+    return int(lock.read_text())
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def load(dataset: StreamingDataset[Any], workers: int, context: str, **options: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context, **options)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_share_one_fetcher_and_read_each_block_once(store: BlockStore, tmp_path: Path, context: str) -> None:
+    dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+    assert dataset[3].number == 3  # the store was used in this process before it forks
+    assert all_rows(load(dataset, 2, context)) == EVERY_ROW
+    assert set(store.shard_reads().values()) == {1}
+    assert len(store.shard_reads()) == blocks_of(dataset) + len(dataset.stored.shards)
+    fetcher = fetcher_of(tmp_path / "c")
+    wait_until(lambda: not is_running(fetcher))
+    assert not list((tmp_path / "c" / "blocks").glob("*.sock"))
+
+
+def _read_as_rank(url: str, cache: Path, rank: int, ranks: int, results: Any) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+    storage = ReadOptions(cache=cache, remote=QUICK)
+    dataset = StreamingDataset[Item](
+        url, 16, shuffle="interleaved", framework="numpy", storage=storage, rank=rank, world_size=ranks
+    )
+    seen = [rows_of(batch) for batch in dataset]
+    results.put((rank, [row for batch in seen for row in batch]))
+
+
+def test_ranks_share_one_fetcher_and_read_each_block_once(store: BlockStore, tmp_path: Path) -> None:
+    store.latency = 0.01
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=_read_as_rank, args=(store.url, tmp_path / "c", rank, 3, results)) for rank in range(3)
+    ]
+    for process in ranks:
+        process.start()
+    seen = [results.get(timeout=200) for _ in ranks]
+    for process in ranks:
+        process.join()
+    assert sorted(row for _, rows in seen for row in rows) == EVERY_ROW
+    assert set(store.shard_reads().values()) == {1}
+
+
+@pytest.mark.needs("torch")
+def test_killed_fetcher_is_replaced_and_every_row_comes_once(store: BlockStore, tmp_path: Path) -> None:
+    store.latency = 0.02
+    dataset = stream(store, tmp_path / "c", 4, shuffle="interleaved", prefetch_bytes=1)
+    seen: list[int] = []
+    killed: set[int] = set()
+    for number, batch in enumerate(load(dataset, 2, "fork")):
+        seen += rows_of(batch)
+        if number in (2, 40, 120):
+            killed.add(fetcher_of(tmp_path / "c"))
+            os.kill(fetcher_of(tmp_path / "c"), signal.SIGKILL)
+    assert sorted(seen) == EVERY_ROW
+    assert len(killed) > 1
+    assert len(store.shard_reads()) == blocks_of(dataset) + len(dataset.stored.shards)
+
+
+@pytest.mark.needs("torch")
+def test_killed_worker_leaves_the_fetcher_and_the_cache_intact(store: BlockStore, tmp_path: Path) -> None:
+    store.latency = 0.02
+    dataset = stream(store, tmp_path / "c", 4, shuffle="interleaved")
+    batches = iter(load(dataset, 2, "fork"))
+    state = next(batches).state
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="killed|exited unexpectedly"):
+        for batch in batches:
+            state = batch.state
+    again = stream(store, tmp_path / "c", 4, shuffle="interleaved")
+    again.load_state_dict(state)
+    rest = all_rows(load(again, 2, "fork"))
+    assert len(rest) == len(set(rest))
+    store.clear()
+    whole = stream(store, tmp_path / "c", 4, shuffle="interleaved")
+    assert all_rows(load(whole, 2, "fork")) == EVERY_ROW
+    assert set(store.shard_reads().values()) <= {1}
+
+
+@pytest.mark.needs("torch")
+def test_error_of_the_fetcher_reaches_the_worker_with_its_message(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+    name = dataset.stored.shards[2].name
+    store.gone.add(name)
+    with pytest.raises(ShardError, match=f"{name}: the shard is missing"):
+        list(load(dataset, 2, "fork"))
+
+
+@pytest.mark.needs("torch")
+def test_storm_of_503s_is_survived_by_all_workers(store: BlockStore, tmp_path: Path) -> None:
+    store.refused, store.cut = 0.15, 0.05
+    dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+    assert all_rows(load(dataset, 2, "fork")) == EVERY_ROW
+    assert store.failures > 2
+
+
+@pytest.mark.needs("torch")
+def test_workers_damaged_cache_files_are_downloaded_again(store: BlockStore, tmp_path: Path) -> None:
+    dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+    assert all_rows(dataset) == EVERY_ROW
+    for path in sorted((tmp_path / "c" / "blocks").glob("*.block"))[::2]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        replace_file(path, content)
+    assert all_rows(load(dataset, 2, "fork")) == EVERY_ROW
+
+
+def test_fetcher_that_cannot_start_is_an_error_with_its_log(
+    store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(_block_sources.sys, "executable", "/bin/false")
+    with pytest.raises(StorageError, match="the process that downloads blocks cannot start. Its log is empty"):
+        open_dataset(store.url, Item, cache=tmp_path / "c", remote=QUICK)[0]
