@@ -89,13 +89,8 @@ def permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArr
 
 
 def _permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    # A rectangle of about the same sides as that of `_make_network`, for each position. Sizes are small, so that the
-    # square root is exact.
-    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
-    limits = np.asarray(sizes).astype(np.uint64)
-    columns = (limits + rows - np.uint64(1)) // rows
-    numbers = positions.view(np.uint64)
-    results = _mix_each(numbers, rows, columns, keys)
+    rows, columns, limits = _find_sides(sizes) if isinstance(sizes, int) else _compute_sides(sizes)
+    results = _mix_each(positions.view(np.uint64), rows, columns, keys)
     outside = np.flatnonzero(results >= limits)
     while outside.size:  # cycle walking, as in `_walk_cycles`
         own_rows, own_columns, own_limits = (
@@ -104,6 +99,19 @@ def _permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDAr
         results[outside] = again = _mix_each(results[outside], own_rows, own_columns, keys[outside])
         outside = outside[again >= own_limits]
     return results.view(np.int64)
+
+
+@lru_cache(maxsize=32)
+def _find_sides(size: int) -> tuple[Numbers, Numbers, Numbers]:
+    rows, columns, limits = (np.array(side) for side in _compute_sides(np.array(size)))
+    return rows, columns, limits
+
+
+def _compute_sides(sizes: NDArray[np.int64]) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the sides of the rectangle of each position, about as in `_make_network`, and the sizes."""
+    limits = sizes.astype(np.uint64)
+    rows = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    return rows, (limits + rows - np.uint64(1)) // rows, limits
 
 
 def _mix_each(numbers: Numbers, rows: Numbers, columns: Numbers, keys: Numbers) -> Numbers:

@@ -42,6 +42,7 @@ It is not `memory_bytes`: the order must not depend on options that may differ b
 """
 MAX_LANES = 1 << 24
 _FEW_LANES = 32
+_TABLE = 1 << 17  # a permutation of up to this number of blocks is stored: 1 MiB, computed in 3 ms
 _TAPE_ORDER, _BLOCK_ORDER = 4, 5  # the permutations of RowOrder and BucketOrder have the numbers 0 to 3
 
 
@@ -125,9 +126,10 @@ Blocks = EqualBlocks | BlockSizes
 
 
 class _EqualTape:
-    """Nothing is stored: a tape position divided by the rows of a block is a place, and the permutation its block.
+    """A tape position divided by the rows of a block is a place, and the permutation gives its block.
 
-    Positions after the shorter block are moved by the rows that it lacks, as if it were complete.
+    Only a permutation of few blocks is stored, for speed. Positions after the shorter block are moved by the rows that
+    it lacks, as if it were complete.
     """
 
     def __init__(self, blocks: EqualBlocks, key: int) -> None:
@@ -135,6 +137,9 @@ class _EqualTape:
         self._gap = blocks.count * blocks.rows - blocks.size
         short = int(unpermute(blocks.count, key, np.array([blocks.count - 1]))[0])
         self._edge = (short + 1) * blocks.rows - self._gap
+        self._table: Rows | None = None
+        if blocks.count <= _TABLE:
+            self._table = permute(blocks.count, key, np.arange(blocks.count, dtype=np.int64))
 
     def places(self, at: Rows) -> tuple[Rows, Rows]:
         if self._gap:
@@ -143,7 +148,7 @@ class _EqualTape:
         return places, at - places * self._rows
 
     def blocks(self, places: Rows) -> Rows:
-        return permute(self._count, self._key, places)
+        return permute(self._count, self._key, places) if self._table is None else self._table[places]
 
 
 class _TableTape:
