@@ -1,4 +1,4 @@
-"""Push and pull with an object store: s3fs against the S3 server of moto on loopback."""
+"""Push and pull with an object store: obstore and s3fs against the S3 server of moto on loopback."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from werkzeug.serving import make_server
 
 from quire import BaseDocument, DocumentArray
 from quire.errors import StorageError, StorageNotFoundError
-from quire.files import RemoteOptions
+from quire.files import RemoteOptions, _remote
 from quire.typing import NdArray
 
-pytestmark = pytest.mark.needs("moto", "flask", "s3fs")
+pytestmark = pytest.mark.needs("moto", "flask", "s3fs", "obstore")
 
 
 class Passage(BaseDocument):
@@ -75,8 +75,10 @@ def server() -> Iterator[Store]:
     created.server_close()
 
 
-@pytest.fixture
-def store(server: Store) -> Iterator[Store]:
+@pytest.fixture(params=["obstore", "s3fs"])
+def store(server: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    if request.param == "s3fs":
+        monkeypatch.setattr(_remote, "is_installed", lambda name: name != "obstore")
     server.client.create_bucket(Bucket="bucket")
     server.faults.seen.clear()
     yield server

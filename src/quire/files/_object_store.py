@@ -251,7 +251,7 @@ def _describe(text: str, status: re.Match[str] | None) -> str:
     """Return the reason of an error in one line, without secrets that are part of addresses."""
     code, message = _CODE.search(text), _MESSAGE.search(text)
     if status is not None:
-        details = [found[1] for found in (code, message) if found is not None]
+        details = [part[1] for part in (code, message) if part is not None]
         return ": ".join([f"the store answered {status[1]} {status[2]}".strip(), *details])
     if "LOCATION" in text:
         return "the bucket is in another region: set AWS_REGION, or pass it as storage_options={'region': ...}"

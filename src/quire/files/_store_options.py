@@ -247,9 +247,9 @@ def _translate_verify(nested: _Options, client: dict[str, Any]) -> None:
 
 def _read_profile(name: str | None) -> tuple[dict[str, str], str | None]:
     """Return the settings of an AWS profile and its name; a profile that was asked for has to exist."""
-    wanted = name or _first(os.environ, "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+    requested = name or _first(os.environ, "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
     folder = Path("~/.aws").expanduser()
-    section = wanted or "default"
+    section = requested or "default"
     places = (
         (os.environ.get("AWS_CONFIG_FILE") or folder / "config", f"profile {section}"),
         (os.environ.get("AWS_CONFIG_FILE") or folder / "config", section if section == "default" else ""),
@@ -267,9 +267,9 @@ def _read_profile(name: str | None) -> tuple[dict[str, str], str | None]:
         if parser.has_section(title):
             exists = True
             settings.update(parser.items(title))
-    if wanted and not exists:
+    if requested and not exists:
         raise OptionError(
-            f"the AWS profile {wanted!r} is in neither {places[0][0]} nor {places[2][0]}. Check the option 'profile' "
+            f"the AWS profile {requested!r} is in neither {places[0][0]} nor {places[2][0]}. Check the option 'profile' "
             "and the variable AWS_PROFILE."
         )
     return settings, section if exists else None
