@@ -57,7 +57,10 @@ def epoch(task: RemoteTask, opened: Any, number: int) -> Iterator[tuple[Rows, Co
         num_splits=max(1, task.workers),
         **clumps,
     )
-    for columns in DataLoader(dataset, batch_size=task.batch, num_workers=task.workers):
+    context = "spawn" if task.workers else None  # its threads do not survive a fork
+    for columns in DataLoader(
+        dataset, batch_size=task.batch, num_workers=task.workers, multiprocessing_context=context
+    ):
         yield columns["row"].numpy(), columns
 
 
