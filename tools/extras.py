@@ -42,6 +42,7 @@ ADDS = {
     "lightning": "`QuireDataModule` for Lightning",
     "grpc": "gRPC services",
     "fastapi": "documents in FastAPI routes",
+    "plot": "plots of `quire plan`",
     "view": "the viewer",
     "all": "everything above",
 }

@@ -187,7 +187,7 @@ def test_help_is_coloured_onlyrun_on_terminal(folder: Path) -> None:
 
 
 def test_help_of_every_command_has_examples_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("inspect", "head", "stats", "convert", "verify", "proto", "serve", "view", "bench-read"):
+    for name in ("inspect", "head", "stats", "convert", "verify", "proto", "serve", "view", "bench-read", "plan"):
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
         help_text = capsys.readouterr().out

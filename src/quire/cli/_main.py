@@ -37,6 +37,7 @@ COMMANDS = {
     "serve": "_serve",
     "view": "_view",
     "bench-read": "_bench_read",
+    "plan": "_plan",
 }
 EPILOG = """\
 examples:

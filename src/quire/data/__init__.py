@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from quire.data._measure import measure as measure
     from quire.data._mixing import MixedDataset
     from quire.data._packing import PackedDataset, TokenBlock, flatten_cu_seqlens
+    from quire.data._run_plan import Network, NodePlan, StreamPlan
+    from quire.data._run_plan import format_bytes as format_bytes
     from quire.data._spark import SparkConverter, from_spark
     from quire.data._spark import is_vector as is_vector
     from quire.data._spark import prepare_frame as prepare_frame
@@ -27,8 +29,11 @@ __all__ = [
     "LoaderStateWarning",
     "MixedDataset",
     "MultiModalDataset",
+    "Network",
+    "NodePlan",
     "PackedDataset",
     "SparkConverter",
+    "StreamPlan",
     "StreamingDataset",
     "TokenBlock",
     "batched",
@@ -39,13 +44,17 @@ __all__ = [
 _LAZY = {
     "LoaderStateWarning": "_trainers",
     "MixedDataset": "_mixing",
+    "Network": "_run_plan",
+    "NodePlan": "_run_plan",
     "PackedDataset": "_packing",
     "PassStart": "_epoch_registry",
     "SparkConverter": "_spark",
+    "StreamPlan": "_run_plan",
     "StreamingDataset": "_streaming",
     "WorkerLoader": "_worker_loader",
     "TokenBlock": "_packing",
     "flatten_cu_seqlens": "_packing",
+    "format_bytes": "_run_plan",
     "from_spark": "_spark",
     "is_vector": "_spark",
     "measure": "_measure",

@@ -26,6 +26,7 @@ from quire.data._loader import Loader
 from quire.data._packing import Long, PackedDataset
 from quire.data._preprocessing import Preprocessing
 from quire.data._read_plan import ReadPlan
+from quire.data._run_plan import Network, RunPlanner, StreamPlan
 from quire.data._stream_options import (
     Streaming,
     StreamOptions,
@@ -527,6 +528,35 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         is split (`long='split'`). `pad_value` fills blocks, and `dtype` converts the tokens, for instance to 'int64'.
         """
         return PackedDataset(self, path, length, split=split, long=long, pad_value=pad_value, dtype=dtype)
+
+    def plan(
+        self,
+        nodes: int = 1,
+        gpus: int = 1,
+        *,
+        link: float = 200e6,
+        connection: float = 60e6,
+        latency: float = 0.03,
+        cache_bytes: int | None = None,
+    ) -> StreamPlan:
+        """Plan a run on `nodes` machines with `gpus` ranks each, without reading rows: bytes, requests, cache, seconds.
+
+        `link` and `connection` are the bytes per second of a machine and of one request, `latency` the seconds of a
+        round trip, and `cache_bytes` the room of the cache, by default that of this dataset. See `StreamPlan`.
+        """
+        if not isinstance(self._fetch, Fetch) or self.options.bucket_by is not None:
+            raise OptionError("plan: packed datasets, windows and buckets have no plan; plan the dataset of rows.")
+        reader, nodes = self.stored._row_reader, whole_number("nodes", nodes)
+        planner = RunPlanner(
+            self.order,
+            reader.block_starts(),
+            reader.block_bytes(),
+            self.batch_size,
+            whole_number("gpus", gpus),
+            Network(link, connection, latency),
+            reader.shard_reader.cache.max_bytes if cache_bytes is None else cache_bytes,
+        )
+        return planner.plan(nodes, {max(1, nodes // 4), max(1, nodes // 2), 2 * nodes, 4 * nodes})
 
     def to_tf_dataset(self, *, features: Paths = None, labels: Paths = None) -> tf.data.Dataset:
         """Return a `tf.data.Dataset`, of which each iteration is a pass; see `MultiModalDataset.to_tf_dataset`."""
