@@ -101,6 +101,7 @@ class SharedPool(MemoryPool):
     """
 
     __slots__ = ("_pieces", "_takes", "owner", "token")
+    _QUICK = 0  # a piece that comes back is free only if the trainer does not use it
 
     def __init__(self) -> None:
         super().__init__()

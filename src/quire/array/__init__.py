@@ -5,6 +5,7 @@ from quire.array._array import bind as bind
 from quire.array._array import check_method_typo as check_method_typo
 from quire.array._array import html as html
 from quire.array._batch import BatchList, DocumentBatch
+from quire.array._batch import Guard as Guard
 from quire.array._batch import find_column as find_column
 from quire.array._batch import reads_as_none as reads_as_none
 from quire.array._dataframe import validate_columns as validate_columns

@@ -179,6 +179,15 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         batch._set(columns, self._guard)
         return batch
 
+    @classmethod
+    def _deliver(cls, columns: Columns, guard: Guard | None) -> Self:
+        """Make a batch of a dataset, whose class is a pytree of all libraries that are loaded."""
+        register_pytree(cls)
+        batch = object.__new__(cls)
+        object.__setattr__(batch, "_columns", columns)
+        object.__setattr__(batch, "_guard", guard)
+        return batch
+
     def _guard_missing(self) -> Self:
         """Make reading missing values of this batch raise, and return the batch."""
         object.__setattr__(self, "_guard", Guard(self._columns.schema.name))
@@ -753,6 +762,12 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         from quire.storage import load_parquet
 
         return load_parquet(cls.document_type, path, **options)  # type: ignore[no-any-return]
+
+    def push_to_hub(self, repo_id: str, *, show_progress: bool | None = None, **options: Any) -> str:
+        """Write the rows as a split of a dataset on the Hugging Face Hub; see `DocumentArray.push_to_hub`."""
+        from quire.storage import push_to_hub
+
+        return push_to_hub(self, self.schema, len(self), repo_id, show_progress=show_progress, **options)
 
     # --- text and tables
 

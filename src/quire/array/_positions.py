@@ -16,7 +16,7 @@ from quire.tensors import framework_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_INT64 = np.dtype(np.int64)
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 
 
 # --- keys
@@ -24,15 +24,18 @@ _INT64 = np.dtype(np.int64)
 
 def resolve_index(key: object, length: int) -> int | slice | NDArray[np.int64]:
     """Resolve a key (an int, slice, list, mask, array or tensor) to positions; negative ones count from the end."""
-    if isinstance(key, slice):
-        return key
-    if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
-        return _check_position(int(key), length)
-    array = _to_array(key)
-    # The usual case comes first: datasets call this once for each batch, when caches are cold and every check costs.
-    usual = array.dtype == _INT64 and array.strides == (8,) and len(array) and array.flags.writeable
-    if usual and _are_within(array, length):
-        return array
+    # The usual cases come first, and call few functions: datasets call this once for each batch, when caches are cold
+    # and each function costs.
+    kind = type(key)
+    if kind is not list and kind is not np.ndarray:
+        if isinstance(key, slice):
+            return key
+        if isinstance(key, (int, np.integer)) and not isinstance(key, (bool, np.bool_)):
+            return _check_position(int(key), length)
+    array: Any = key if kind is np.ndarray else _to_array(key)
+    usual = array.dtype is _INT64 and array.strides == (8,) and len(array) and array.flags.writeable
+    if usual and 0 <= array.item(array.view(_UINT64).argmax()) < length:  # see `_are_within`
+        return array  # type: ignore[no-any-return]
     if array.ndim == 0 and array.dtype.kind in "iu":
         return _check_position(int(array), length)
     if array.ndim != 1 or array.dtype.kind not in "biuf":
@@ -55,7 +58,7 @@ def resolve_positions(key: object, length: int) -> NDArray[np.int64]:
 
 
 def _to_array(key: Any) -> NDArray[Any]:
-    framework = framework_of(key)
+    framework = None if type(key) is list else framework_of(key)
     if framework is not None:
         return framework.to_numpy(key)
     try:
@@ -86,7 +89,7 @@ def _are_within(positions: NDArray[np.int64], length: int) -> bool:
 
     One pass suffices: read as unsigned, a negative position is larger than any valid one.
     """
-    return 0 <= positions.item(positions.view(np.uint64).argmax()) < length
+    return 0 <= positions.item(positions.view(_UINT64).argmax()) < length
 
 
 def _check_position(index: int, length: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quire._lowlevel import is_safe
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+
+class RowSource:
+    """A tensor whose rows are gathered again and again, with what every gathering needs to know about it."""
+
+    __slots__ = ("address", "array", "dtype", "row_bytes", "row_shape", "tensor", "wrap")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        framework = get_framework("torch")
+        self.tensor, self.address = tensor, 0
+        self.array: NDArray[Any] | None = framework.view_memory(tensor)
+        """The memory of the tensor; None if numpy cannot gather its rows."""
+        if self.array is not None and not self.array.flags.c_contiguous:
+            self.array = None  # `take` would copy the whole of it
+        if self.array is not None:
+            self.address, self.dtype, self.row_shape = tensor.data_ptr(), self.array.dtype, self.array.shape[1:]
+            self.row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
+            self.wrap: Callable[[NDArray[Any]], torch.Tensor] = framework.memory_wrapper(tensor)
 
 
 class Arena:
@@ -34,11 +53,30 @@ class Arena:
     def __reduce__(self) -> tuple[type[Arena], tuple[()]]:
         return type(self), ()
 
-    def take(self, column: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, source: RowSource, indices: NDArray[np.int64]) -> torch.Tensor:
         """Gather rows of a tensor by position; the positions must be valid."""
-        framework = get_framework("torch")
-        out = self.empty((len(indices), *column.shape[1:]), column.dtype) if is_plain(column) else None
-        return framework.take(column, indices) if out is None else framework.take_into(column, indices, out)  # type: ignore[no-any-return]
+        # This runs for every column of every batch, and calls as little Python code as possible.
+        array, tensor = source.array, source.tensor
+        # The tensor may belong to a batch of the user, who has moved it to other memory or trains it.
+        if array is None or tensor.data_ptr() != source.address or tensor.requires_grad:
+            return self.take_tensor(tensor, indices)
+        count = len(indices)
+        size = count * source.row_bytes
+        if size < MIN_BYTES or is_safe():
+            return source.wrap(array.take(indices, 0))
+        rows = self._pool.take_array((count, *source.row_shape), source.dtype, size)
+        # With any other mode, numpy would copy the rows twice: first into a buffer, for the case of a wrong index.
+        array.take(indices, 0, rows, "clip")
+        return source.wrap(rows)
+
+    def take_tensor(self, tensor: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+        """Gather rows of any tensor by position, also of one that needs torch for it."""
+        framework: Any = get_framework("torch")
+        out = self.empty((len(indices), *tensor.shape[1:]), tensor.dtype) if is_plain(tensor) else None
+        taken: torch.Tensor = (
+            framework.take(tensor, indices) if out is None else framework.take_into(tensor, indices, out)
+        )
+        return taken
 
     def stack(self, rows: list[Any]) -> torch.Tensor | None:
         """Stack tensors of one shape and dtype; None for other values, for which stacking them raises the error."""

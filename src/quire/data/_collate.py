@@ -53,7 +53,7 @@ def collate(document_type: type[BaseDocument], data: Any, missing: MissingPolicy
     columns = stack_inferred(schema, items, StackOptions(), schema.name, describe_row)
     missing = missing or MissingPolicy("raise")
     columns = missing.apply(convert_columns(columns, default_framework()), describe_row)
-    return missing.mark(DocumentBatch[common]._wrap(columns))  # type: ignore[valid-type]
+    return missing.make_batch(DocumentBatch[common], columns)  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,24 @@ class Collate(Generic[DocT]):
 
     def __call__(self, batch: Any) -> DocumentBatch[DocT]:
         """Return the batch itself, or a batch of documents."""
+        if isinstance(batch, DocumentBatch):
+            return batch
         return collate(self.document_type, batch, self.missing)
 
 
 def register_default_collate() -> None:
     """Let torch's default_collate return batches unchanged, collate documents, and explain a list of batches."""
-    if is_loaded("torch.utils.data"):
+    global _is_registered  # noqa: PLW0603 - torch's registry belongs to the process, too
+    if not _is_registered and is_loaded("torch.utils.data"):
         torch: Any = require("torch.utils.data._utils.collate", extra="torch", needed_for="a DataLoader")
         # torch looks up the class of the first item of a batch, and its base classes, in this dict. It is changed only
         # when a dataset is used, and never an entry that exists.
         torch.default_collate_fn_map.setdefault(BaseDocument, _collate_documents)
         torch.default_collate_fn_map.setdefault(DocumentBatch, _refuse_batches)
+        _is_registered = True
+
+
+_is_registered = False
 
 
 def _collate_documents(data: Any, *, collate_fn_map: object = None) -> DocumentBatch[Any]:  # noqa: ARG001 - torch passes it

@@ -30,12 +30,11 @@ from quire.data._arena import Arena
 from quire.data._collate import Collate, check_output, register_default_collate, validate_as
 from quire.data._column_store import (
     Arenas,
+    GatherPlan,
     convert_columns,
     default_framework,
-    gather_rows,
     has_ragged,
     in_worker,
-    plan_gathering,
     store_columns,
 )
 from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
@@ -84,9 +83,13 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     __slots__ = (
         "_arena",
+        "_arenas",
+        "_batch_type",
         "_columns",
+        "_copies_only",
         "_framework",
         "_gathering",
+        "_guard",
         "_missing",
         "_output",
         "_ragged",
@@ -132,10 +135,18 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
-        self._gathering = plan_gathering(self._columns, [(step.path, not step.is_batched) for step in self._steps])
         self._arena = Arena()
         self._missing = MissingPolicy.plan(missing, self._columns.schema, self._steps, output, shapes)
         self._missing.check_source(self._columns)
+        self._plan_batches()
+
+    def _plan_batches(self) -> None:
+        """Plan once what is the same for all batches."""
+        self._gathering = GatherPlan(self._columns, [(step.path, not step.is_batched) for step in self._steps])
+        self._arenas = Arenas(self._arena, self._arena)
+        self._copies_only = not (self._steps or self._ragged or self._output or self._missing.in_batches)
+        self._batch_type: type[DocumentBatch[Any]] = DocumentBatch._of(self._columns.schema.document_type)
+        self._guard = self._missing.make_guard(self._columns.schema)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -177,16 +188,27 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
         """Return a batch of preprocessed documents, for a DataLoader."""
         register_default_collate()
-        rows = resolve_index(indices, len(self))
-        positions = np.array([rows]) if isinstance(rows, int) else rows
-        if isinstance(positions, slice):
-            positions = np.arange(len(self))[positions]
+        rows = resolve_index(indices, self._columns.length if self._rows is None else len(self._rows))
+        positions: Any = rows
+        if isinstance(rows, int):
+            positions = np.array([rows])
+        elif isinstance(rows, slice):
+            positions = np.arange(len(self))[rows]
+        elif type(indices) is not list:
+            positions = rows.copy()  # texts are looked up later, and the caller may change the array until then
         return self._batch(positions if self._rows is None else self._rows[positions])
 
     def _batch(self, positions: NDArray[np.int64]) -> DocumentBatch[DocT]:
-        # In a worker, the columns of the batch go to shared memory, and those that only preprocessing reads do not.
-        arenas = Arenas(shared_arena() if in_worker() else self._arena, self._arena)
-        columns = gather_rows(self._columns, positions, arenas, self._gathering)
+        if in_worker():
+            # The columns of the batch go to shared memory, and those that only preprocessing reads do not.
+            return self._process(positions, Arenas(shared_arena(), self._arena), is_worker=True)
+        if not self._copies_only:
+            return self._process(positions, self._arenas)
+        return self._batch_type._deliver(self._gathering.gather(positions, self._arenas), self._guard)
+
+    def _process(self, positions: NDArray[np.int64], arenas: Arenas, *, is_worker: bool = False) -> DocumentBatch[DocT]:
+        """Gather rows, run the functions on them, bring columns to one shape, validate, and check for missing values."""
+        columns = self._gathering.gather(positions, arenas)
         ids, name = columns.columns.get("id"), columns.schema.name
         shows_zeros = self._missing.mode == "mask"
         run = BatchRun(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
@@ -196,11 +218,10 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             columns = validate_as(self._output, columns, self._shapes, run.describe_row)
             columns = convert_columns(columns, self._framework)
         columns = self._missing.apply(columns, run.describe_row)
-        batch_type = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
-        if arenas.batch is not self._arena:  # in a worker
+        batch_type: Any = DocumentBatch._of(columns.schema.document_type)
+        if is_worker:
             use_shared_memory(batch_type)
-        batch: DocumentBatch[DocT] = self._missing.mark(batch_type._wrap(columns))
-        return batch
+        return self._missing.make_batch(batch_type, columns)
 
     def preprocess(self, documents: Iterable[DocT] | DocumentBatch[DocT]) -> DocumentBatch[DocT]:
         """Return new documents as one batch, just as the dataset would deliver them to a training loop.
@@ -215,8 +236,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         new._ragged = self._shapes != "ragged" and has_ragged(new._columns)
         # Values that the training data had may be missing here. So every batch is checked, and nested documents are
         # gathered at once: those that are gathered when they are read count as checked.
-        new._gathering = plan_gathering(new._columns, [((), False)])
-        new._missing = replace(self._missing, in_batches=True)
+        new._gathering = GatherPlan(new._columns, [((), False)])
+        new._missing, new._copies_only = replace(self._missing, in_batches=True), False
         return new._batch(np.arange(len(new._columns)))
 
     def __iter__(self) -> Iterator[DocT]:
@@ -277,11 +298,13 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in MultiModalDataset.__slots__}
+        planned = "_arenas", "_batch_type", "_copies_only", "_gathering", "_guard"
+        return {name: getattr(self, name) for name in MultiModalDataset.__slots__ if name not in planned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+        self._plan_batches()
 
 
 def stack_documents(dataset_type: type[Any], documents: Any) -> Columns:

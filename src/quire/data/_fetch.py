@@ -117,7 +117,7 @@ class Fetch:
         batch_type: Any = DocumentBatch[columns.schema.document_type]  # type: ignore[name-defined]
         if in_worker():
             use_shared_memory(batch_type)
-        return missing.mark(batch_type._wrap(columns))
+        return missing.make_batch(batch_type, columns)
 
     def _gather(self, parts: list[Part]) -> Iterator[tuple[Columns, Part]]:
         """Gather the columns of each part. If a shard cannot be read, gather the remaining parts without it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from quire.array import DocumentBatch, find_column, register_pytree
+from quire.array import DocumentBatch, Guard, find_column
 from quire.columns import (
     Columns,
     ShapePolicy,
@@ -190,10 +190,13 @@ class MissingPolicy:
         """Return the policy for documents that a DataLoader collates, perhaps with those of other datasets."""
         return replace(self, in_batches=True, is_partial=_never)
 
-    def mark(self, batch: DocumentBatch[DocT]) -> DocumentBatch[DocT]:
-        """Guard a batch, so that reading a column with missing values raises, unless they are masked."""
-        register_pytree(type(batch))
-        return batch if self.mode == "mask" else batch._guard_missing()
+    def make_batch(self, batch_type: type[DocumentBatch[DocT]], columns: Columns) -> DocumentBatch[DocT]:
+        """Make a batch, in which reading a column with missing values raises, unless they are masked."""
+        return batch_type._deliver(columns, self.make_guard(columns.schema))
+
+    def make_guard(self, schema: Schema) -> Guard | None:
+        """Return how reading missing values of the batches of a schema raises; None if they are masked."""
+        return None if self.mode == "mask" else Guard(schema.name)
 
 
 class _PartialColumns:

@@ -598,7 +598,7 @@ class PackFetch:
             columns = convert_columns(columns, self._framework)
         if in_worker():
             use_shared_memory(self._batch_type)
-        return self._missing.mark(self._batch_type._wrap(columns))
+        return self._missing.make_batch(self._batch_type, columns)
 
 
 def _describe_row(rows: Numbers, row: int) -> str:

@@ -18,12 +18,14 @@ from weakref import WeakSet
 
 from quire._lowlevel.pool import MIN_BYTES
 from quire._lowlevel.shared import LostPieceError, PieceId, SharedPool, WorkerPiece, can_share, open_piece
-from quire.data._arena import Arena, is_plain
+from quire.data._arena import Arena, RowSource, is_plain
 from quire.errors import FunctionError
 from quire.tensors import Framework, get_framework
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from quire.array import DocumentBatch
 
@@ -43,6 +45,10 @@ class SharedArena(Arena):
         super().__init__()
         self._pieces, self._can_share = SharedPool(), can_share()
         self.owner = self._pieces.owner
+
+    def take(self, source: RowSource, indices: NDArray[np.int64]) -> torch.Tensor:
+        """Gather rows of a tensor by position; the positions must be valid."""
+        return self.take_tensor(source.tensor, indices)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised tensor in shared memory; None for a small one."""

@@ -108,6 +108,17 @@ class Framework(ABC):
         """
         raise TensorError(f"{self.name} copies no rows into other tensors here.")
 
+    def view_memory(self, value: Tensor) -> NDArray[Any] | None:
+        """Return an array on the memory of a tensor, for copies by numpy; None if only the framework can copy it.
+
+        Its dtype may be another one of the same size; `memory_wrapper` converts copies to that of the tensor.
+        """
+        return None
+
+    def memory_wrapper(self, value: Tensor) -> Callable[[NDArray[Any]], Tensor]:
+        """Return a function that makes tensors like `value` on the memory of copies of its `view_memory`."""
+        raise TensorError(f"{self.name} makes no tensors on the memory of arrays here.")
+
     def stack_into(self, values: Sequence[Any], out: Tensor) -> Tensor:
         """Stack tensors of one shape and dtype into a tensor, and return it; into a new one if it is None."""
         raise TensorError(f"{self.name} stacks no tensors into others here.")

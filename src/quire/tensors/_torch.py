@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ _CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 
 _SERIAL_SIZE = 32_768
 """The number of elements up to which torch itself uses one thread."""
+
+_HUGE_SIZE = 1 << 22
+"""The size from which on numpy asks the system for huge pages."""
 
 _LAYOUTS = {
     torch.strided: "dense",
@@ -125,6 +128,11 @@ class TorchFramework(Framework):
             if all(array is not None for array in arrays):
                 stacked = np.stack(arrays, out=target)  # type: ignore[arg-type]
                 return _wrap_memory(stacked, values[0].dtype) if out is None else out
+        if out is None and (room := _empty_pages(values)) is not None:
+            try:
+                return torch.stack(values, out=room)  # type: ignore[arg-type]
+            except RuntimeError:  # a gradient, another device; several shapes raise the error once more
+                pass
         return torch.stack(values, out=out)  # type: ignore[arg-type]
 
     def concat(self, columns: Sequence[Any]) -> Tensor:
@@ -160,6 +168,12 @@ class TorchFramework(Framework):
         else:
             target[:] = source[indices]
         return out
+
+    def view_memory(self, value: Tensor) -> NDArray[Any] | None:
+        return _view_memory(value)
+
+    def memory_wrapper(self, value: Tensor) -> Callable[[NDArray[Any]], Tensor]:
+        return partial(_wrap_memory, dtype=value.dtype) if _numpy_lacks(value.dtype) else torch.from_numpy
 
     def copy_into(self, value: Tensor, out: Tensor) -> Tensor:
         source, target = _view_memory(value), _view_memory(out)
@@ -286,6 +300,19 @@ def _wrap_memory(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of a dtype on the memory of an array that `_view_memory` returned, or of a copy of one."""
     tensor = torch.from_numpy(array)
     return tensor.view(dtype) if _numpy_lacks(dtype) else tensor
+
+
+def _empty_pages(values: Sequence[Any]) -> torch.Tensor | None:
+    """Return memory for a stack of many tensors of one dtype in huge pages; None if it is small.
+
+    numpy asks the system for huge pages, torch does not. Gathering random rows of 12 KiB takes a fifth less time from
+    them: with pages of 4 KiB, the processor has to look up the address of each page, mostly from main memory.
+    """
+    first = values[0]
+    size = len(values) * first.nbytes if first.is_cpu and _is_plain(first) else 0
+    if size < _HUGE_SIZE or {value.dtype for value in values} != {first.dtype}:
+        return None
+    return torch.from_numpy(np.empty(size, np.uint8)).view(first.dtype).view(len(values), *first.shape)
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:
