@@ -173,6 +173,13 @@ def test_plan_rejects_numbers_that_mean_nothing(tmp_path: Path, name: str, value
         dataset.plan(**{name: value})  # type: ignore[arg-type]
 
 
+def test_plan_rejects_buckets(tmp_path: Path) -> None:
+    folder = write_items(tmp_path / "items")
+    dataset = open_stream(folder, tmp_path / "cache", batch_size=16, shuffle="block", lanes=None, bucket_by="number")
+    with pytest.raises(OptionError, match="bucket_by"):
+        dataset.plan()
+
+
 # --- quire plan
 
 

@@ -544,8 +544,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         `link` and `connection` are the bytes per second of a machine and of one request, `latency` the seconds of a
         round trip, and `cache_bytes` the room of the cache, by default that of this dataset. See `StreamPlan`.
         """
-        if not isinstance(self._fetch, Fetch) or self.options.bucket_by is not None:
-            raise OptionError("plan: packed datasets, windows and buckets have no plan; plan the dataset of rows.")
+        if self.options.bucket_by is not None:
+            raise OptionError("plan: batches of similar lengths have no plan. Plan the dataset without bucket_by.")
         reader, nodes = self.stored._row_reader, whole_number("nodes", nodes)
         planner = RunPlanner(
             self.order,
