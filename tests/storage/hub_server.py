@@ -333,9 +333,8 @@ class HubHandler(BaseHTTPRequestHandler):
         elif name in self.server.repositories:
             self.answer_json({"url": f"{self.server.endpoint}/datasets/{name}"}, 409)
         else:
-            self.server.create(
-                name, {".gitattributes": b"*.parquet filter=lfs\n"}, private=bool(content.get("private"))
-            )
+            is_private = content.get("private") is True or content.get("visibility") == "private"
+            self.server.create(name, {".gitattributes": b"*.parquet filter=lfs\n"}, private=is_private)
             self.answer_json({"url": f"{self.server.endpoint}/datasets/{name}", "id": name})
 
     def create_branch(self, repo: str, branch: str) -> None:
@@ -475,6 +474,8 @@ def use_endpoint(hub: Hub, patch: pytest.MonkeyPatch, token: str | None = TOKEN)
     template = f"{hub.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the server has large files by digest only
+    patch.setenv("HF_ENDPOINT", hub.endpoint)  # for processes that are started
+    patch.setenv("HF_HUB_DISABLE_XET", "1")
     patch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     if token is None:
         patch.delenv("HF_TOKEN", raising=False)

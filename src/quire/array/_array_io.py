@@ -316,6 +316,17 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
 
         return load_parquet(cls.document_type, path, **options).unstack()  # type: ignore[no-any-return]
 
+    def push_to_hub(self, repo_id: str, *, show_progress: bool | None = None, **options: Any) -> str:
+        """Write the documents as a split of a dataset on the Hugging Face Hub, and return its address.
+
+        `options` as of `StoredDataset.push_to_hub`: split, config, append, private, revision, ...
+        """
+        from quire.storage import push_to_hub
+
+        schema = self._table_schema("push_to_hub()")
+        documents = self._documents
+        return push_to_hub(documents, schema, len(documents), repo_id, show_progress=show_progress, **options)
+
     def to_dataframe(self) -> pd.DataFrame:
         """Convert to a pandas data frame with a row for each document; nested fields are columns 'thesis.title'."""
         schema = self._table_schema("to_dataframe()")

@@ -87,6 +87,7 @@ from quire.storage._verification import Verify as Verify
 from quire.storage._where import Split, Where
 
 if TYPE_CHECKING:
+    from quire.storage._hub_writer import push_to_hub as push_to_hub
     from quire.storage._huggingface import write_huggingface as write_huggingface
     from quire.storage.importers import ImportOptions, import_dataset
 
@@ -107,7 +108,12 @@ __all__ = [
     "write_dataset",
 ]
 
-_LAZY = {"ImportOptions": "importers", "import_dataset": "importers", "write_huggingface": "_huggingface"}
+_LAZY = {
+    "ImportOptions": "importers",
+    "import_dataset": "importers",
+    "push_to_hub": "_hub_writer",
+    "write_huggingface": "_huggingface",
+}
 """Names that few programs use, by the module that defines them; it is imported on first use."""
 
 

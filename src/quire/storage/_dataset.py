@@ -326,6 +326,45 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         return open_stream(self).__arrow_c_stream__(requested_schema)
 
+    def push_to_hub(  # noqa: PLR0913 - by name
+        self,
+        repo_id: str,
+        *,
+        split: str = "train",
+        config: str | None = None,
+        append: bool = False,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        token: str | bool | None = None,
+        shard_bytes: int = 500 << 20,
+        show_progress: bool | None = None,
+    ) -> str:
+        """Write the rows as a split of a dataset on the Hugging Face Hub, and return its address at the new commit.
+
+        The repository 'owner/name' is created if it does not exist, private if `private`. A split of the same name is
+        replaced, or with `append` gets more files; other splits stay. `revision` is a branch, which is created if it
+        does not exist. Parquet files with the features of `datasets`, and the metadata of the card, are written in one
+        commit: either all is changed or nothing. The token is that of `hf auth login` or HF_TOKEN.
+        """
+        push = import_module("quire.storage._hub_writer").push_to_hub  # rarely needed
+        address: str = push(
+            self,
+            self.schema,
+            len(self),
+            repo_id,
+            show_progress=show_progress,
+            split=split,
+            config=config,
+            append=append,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            token=token,
+            shard_bytes=shard_bytes,
+        )
+        return address
+
     # --- other views of the same rows
 
     def narrow(self, columns: Iterable[str]) -> StoredDataset[DocT]:

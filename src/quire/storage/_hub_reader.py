@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from quire._optional import require
 from quire.errors import OptionError, StorageNotFoundError, did_you_mean
-from quire.files import HubFolder, display_uri
+from quire.files import HubFile, HubFolder, display_uri
 from quire.storage._huggingface import NullCounts, class_from_features
 from quire.storage._manifest import LOGS, Shard
 from quire.storage._shard_reader import footer_null_counts, shard_errors
@@ -87,7 +87,7 @@ def open_split(folder: HubFolder, split: str | None, config: str | None) -> HubS
     else:
         pinned, names = _select(pinned, split, config)
         files = pinned.files()
-    return _read_footers(pinned, [Shard(name, -1, files[name].size, stamp=files[name].digest) for name in names])
+    return read_footers(pinned, [Shard(name, -1, files[name].size, stamp=files[name].digest) for name in names])
 
 
 def _refuse_split(folder: HubFolder, split: str | None, config: str | None, why: str) -> None:
@@ -96,14 +96,14 @@ def _refuse_split(folder: HubFolder, split: str | None, config: str | None, why:
             raise OptionError(f"{display_uri(folder.url)}: {name}={value!r}: {why}.")
 
 
-def _open_parent(folder: HubFolder) -> tuple[HubFolder, Mapping[str, Any]]:
+def _open_parent(folder: HubFolder) -> tuple[HubFolder, dict[str, HubFile]]:
     """Return the folder of a single file, and this file."""
     parent, _, name = folder.url.rpartition("/")
     outside = HubFolder(parent, folder.options)
     return outside, {known: file for known, file in outside.files().items() if known == name}
 
 
-def _select(pinned: HubFolder, split: str | None, config: str | None) -> tuple[HubFolder, Sequence[str]]:
+def _select(pinned: HubFolder, split: str | None, config: str | None) -> tuple[HubFolder, list[str]]:
     """Return the names of the files of a split, and the folder that has them."""
     where = display_uri(pinned.url)
     files = pinned.files()
@@ -195,11 +195,11 @@ def _config_splits(entry: Mapping[str, Any], files: Sequence[str]) -> Splits:
             patterns = [patterns]
         if not any(isinstance(pattern, Mapping) for pattern in patterns):
             patterns = [{"split": "train", "path": patterns}]
-        splits = {str(item["split"]): _match_patterns(item["path"], inside) for item in patterns}
+        splits = {str(item["split"]): match_patterns(item["path"], inside) for item in patterns}
     return {split: [f"{start}{name}" for name in names] for split, names in splits.items() if names}
 
 
-def _match_patterns(patterns: str | Sequence[str], files: Sequence[str]) -> list[str]:
+def match_patterns(patterns: str | Sequence[str], files: Sequence[str]) -> list[str]:
     """Return the Parquet files that match a pattern, in the order of the patterns."""
     matching: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -263,7 +263,8 @@ def _in_usual_order(splits: Splits) -> Splits:
 # --- footers
 
 
-def _read_footers(folder: HubFolder, files: Sequence[Shard]) -> HubSplit:
+def read_footers(folder: HubFolder, files: Sequence[Shard]) -> HubSplit:
+    """Read the footers of files, which have the number of rows, the schema, and the number of nulls."""
     with ThreadPoolExecutor(min(_PARALLEL, len(files))) as pool:
         footers = list(pool.map(lambda shard: _read_footer(folder, shard), files))
     counts: dict[str, int] = {}

@@ -11,26 +11,26 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
-from pydantic import Field as PydanticField
 
 from quire import _parametrize
 from quire._protocols import is_array_type, is_document_type
 from quire.codec import to_json
 from quire.errors import EncodeError
 from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import NumberCodec
+from quire.storage._arrow_codec import NumberCodec, is_list_type
 from quire.storage._nested_codecs import has_list_codec
 from quire.storage._schema_conversion import (
+    JSON_TEXT,
     annotation_from_arrow,
     class_from_arrow,
     is_embedded_type,
@@ -64,6 +64,11 @@ class _Feature(NamedTuple):
     convert: Callable[[Any], Any]
     encode: Callable[[list[Any]], pa.Array] | None = None
     """Encodes all values of a block at once; by default, each is converted."""
+    metadata: Mapping[bytes, bytes] | None = None
+
+    def to_field(self, name: str) -> pa.Field:
+        """Return the Arrow field of a column."""
+        return pa.field(name, self.type, metadata=self.metadata)
 
     def to_arrow(self, value: Any) -> Any:
         """Return a value as Arrow takes it; None stays None."""
@@ -93,21 +98,61 @@ class FeatureEncoder:
         self.descriptions = {names[name]: feature.description for name, feature in self._features.items()}
         """The features, as `datasets` stores them as JSON."""
         self.schema = pa.schema(
-            [pa.field(names[name], feature.type) for name, feature in self._features.items()],
+            [feature.to_field(names[name]) for name, feature in self._features.items()],
+            {"huggingface": json.dumps({"info": {"features": self.descriptions}})},
+        )
+
+    def adopt(self, schema: pa.Schema) -> None:
+        """Encode columns as a file has them that other documents of the dataset are in.
+
+        The file has the same columns; its numbers may have other sizes, and its features say more.
+        """
+        stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features")
+        if isinstance(stored, dict):
+            self.descriptions = {name: stored.get(name, known) for name, known in self.descriptions.items()}
+        self.schema = pa.schema(
+            [field.with_type(storage_type(schema.field(field.name).type)) for field in self.schema],
             {"huggingface": json.dumps({"info": {"features": self.descriptions}})},
         )
 
     def encode(self, documents: Sequence[Any], first: int) -> pa.RecordBatch:
         """Encode documents; `first` is the number of the first one, for messages."""
         arrays = []
-        for name, feature in self._features.items():
+        for (name, feature), column in zip(self._features.items(), self.schema, strict=True):
             try:
-                arrays.append(feature.to_array([document.__dict__.get(name) for document in documents]))
+                array = feature.to_array([document.__dict__.get(name) for document in documents])
+                arrays.append(_cast_exactly(array, column.type))
             except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
                 if isinstance(error, EncodeError):
                     raise
                 raise EncodeError(f"rows {first} to {first + len(documents) - 1}, {name}: {error}") from error
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def storage_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type that values of an extension type are stored as; other types as they are."""
+    return arrow_type.storage_type if isinstance(arrow_type, pa.ExtensionType) else arrow_type
+
+
+def _cast_exactly(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """Cast values to another type, or raise an error if some do not fit."""
+    if array.type == arrow_type:
+        return array
+    cast = array.cast(arrow_type)  # which checks whole numbers, and rounds others
+    pairs = zip(_leaves(array), _leaves(cast.cast(array.type)), strict=True)
+    if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
+        raise ValueError(f"some numbers have more digits than {arrow_type}, the type that the dataset has")
+    return cast
+
+
+def _leaves(array: pa.Array) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the numbers of an array that may be rounded, also those in lists and structs."""
+    if pa.types.is_struct(array.type) or is_list_type(array.type):
+        children = array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]
+        for child in children:
+            yield from _leaves(child)
+    elif pa.types.is_floating(array.type):
+        yield array.to_numpy(zero_copy_only=False)
 
 
 def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder: Path) -> int:
@@ -185,7 +230,9 @@ def _feature(field: Field, sample: list[Any]) -> _Feature:
     """Return the feature of a field; that of tensors and datetimes depends on the first rows."""
     build = _FEATURES.get(field.kind)
     feature = None if build is None else build(field, sample)
-    return _value_feature(pa.string(), _to_json_text) if feature is None else feature
+    if feature is not None:
+        return feature
+    return _value_feature(pa.string(), _to_json_text)._replace(metadata=JSON_TEXT)
 
 
 def _value_feature(arrow_type: pa.DataType, convert: Callable[[Any], Any]) -> _Feature:
@@ -275,7 +322,8 @@ def _tensor_feature(field: Field, sample: list[Any]) -> _Feature:
     depth = (depths or {1 if shape is None else len(shape)}).pop()
     dtype = (dtypes or {np.dtype(np.float32)}).pop()
     item_type = pa.from_numpy_dtype(dtype)
-    arrow_type, description = item_type, _describe(item_type)
+    arrow_type = item_type
+    description: Any = _describe(item_type)
     for _axis in range(depth):
         arrow_type, description = pa.list_(arrow_type), [description]
     if shape is not None and depth in ARRAY_FEATURES:
@@ -293,7 +341,7 @@ def _to_lists(arrays: list[np.ndarray[Any, Any] | None], dtype: np.dtype[Any], d
     present = [array for array in arrays if array is not None]
     for array in present:
         if array.ndim != depth or array.dtype != dtype:
-            raise EncodeError(
+            raise ValueError(
                 f"the first tensors have {depth} axes of {dtype}, and one of {array.dtype} has the shape "
                 f"{array.shape}. A column of Hugging Face has one type."
             )
@@ -332,7 +380,7 @@ def _document_feature(field: Field, sample: list[Any]) -> _Feature | None:
     is_array = field.kind is FieldKind.DOCUMENTS
     documents = [document for value in sample for document in value] if is_array else sample
     features, names = _features_of(schema, documents), column_names(schema)
-    arrow_type = pa.struct([pa.field(names[name], feature.type) for name, feature in features.items()])
+    arrow_type = pa.struct([feature.to_field(names[name]) for name, feature in features.items()])
     description = {names[name]: feature.description for name, feature in features.items()}
 
     def convert(document: Any) -> dict[str, Any]:
@@ -386,12 +434,24 @@ def class_from_features(fields: Iterable[pa.Field], features: Any, counts: NullC
 def _class_of(
     fields: Iterable[pa.Field], features: Mapping[str, Any], counts: NullCounts, name: str, prefix: str
 ) -> type[Any]:
-    own, annotations = [], {}
+    own, known = [], {}
     for field in fields:
         path = f"{prefix}{field.name}"
-        annotations[field.name] = _annotation(field, features.get(field.name), counts, f"{name}_{field.name}", path)
+        feature = features.get(field.name)
+        known[field.name] = (
+            _annotation(field, feature, counts, f"{name}_{field.name}", path),
+            _schema_extra(feature),
+        )
         own.append(field.with_nullable(_may_be_null(field, counts, path)))
-    return class_from_arrow(own, name, annotations=annotations)
+    return class_from_arrow(own, name, known=known)
+
+
+def _schema_extra(feature: Any) -> dict[str, Any] | None:
+    """Return what a type does not say about a feature: the names of class labels, and how media are decoded."""
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    if kind == "ClassLabel":
+        return {"names": list(feature.get("names") or [])}
+    return {"huggingface": dict(feature)} if kind in MEDIA_FEATURES.values() and len(feature) > 1 else None
 
 
 def _annotation(field: pa.Field, feature: Any, counts: NullCounts, name: str, path: str) -> Any:
@@ -402,12 +462,9 @@ def _annotation(field: pa.Field, feature: Any, counts: NullCounts, name: str, pa
         sizes = [f"dim{axis}" if size is None else size for axis, size in enumerate(feature["shape"])]
         return tensor_annotation(feature["dtype"], sizes)
     if kind == "ClassLabel":
-        return Annotated[int, PydanticField(json_schema_extra={"names": list(feature.get("names") or [])})]
+        return int
     if is_embedded_type(arrow_type) and isinstance(kind, str):
-        media = next((media for media, known in MEDIA_FEATURES.items() if known == kind), bytes)
-        if set(feature) == {"_type"}:
-            return media
-        return Annotated[media, PydanticField(json_schema_extra={"huggingface": dict(feature)})]
+        return next((media for media, known in MEDIA_FEATURES.items() if known == kind), bytes)
     if pa.types.is_struct(arrow_type) and not isinstance(kind, str):
         parts = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         described = feature if isinstance(feature, Mapping) else {}

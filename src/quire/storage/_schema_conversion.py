@@ -7,6 +7,7 @@ version of the class (schema evolution). Conversions never lose information: wha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -253,6 +254,8 @@ def _to_column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Sch
     if field.kind is FieldKind.ENUM and extension == "quire.enum":
         return ObjectColumn(field, [None if name is None else field.type[name] for name in array.to_pylist()])
     values = _to_objects(array)
+    if JSON_TEXT.items() <= (stored.metadata or {}).items():
+        values = [None if value is None else json.loads(value) for value in values]
     for value in values:
         _refuse_rounding(field, value)
     values = validate_values(schema, field, values, codec.path, np.asarray(array.is_valid()), "ignore")
@@ -434,6 +437,8 @@ _SIMPLE_TYPES: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_duration, timedelta),
     (pa.types.is_decimal, Decimal),
 )
+JSON_TEXT = {b"quire.json": b"true"}
+"""The metadata of an Arrow field of texts that quire has made of values without a type in the format that it wrote."""
 HAS_NULLS = {b"quire.has_nulls": b"true"}
 """The metadata of an Arrow field whose data is known to have nulls: a list of such items is not a tensor."""
 
@@ -468,20 +473,24 @@ def class_from_arrow(
     schema: Iterable[pa.Field],
     name: str,
     base: type[Any] | None = None,
-    annotations: Mapping[str, Any] | None = None,
+    known: Mapping[str, tuple[Any, dict[str, Any] | None]] | None = None,
 ) -> type[Any]:
     """Make a document class with a field for each of an Arrow schema; a name that no field can have becomes an alias.
 
-    The class has an id if the schema or the base has one. `annotations` are the types of fields that are known better
-    than from Arrow.
+    The class has an id if the schema or the base has one. `known` has the annotations of fields, and what else their
+    JSON schema says, where that is known better than from Arrow.
     """
     fields: dict[str, Any] = {}
     for field in schema:
         if field.name == PLACEHOLDER.name:
             continue
-        annotation = (annotations or {}).get(field.name) or annotation_from_arrow(field, f"{name}_{field.name}")
+        annotation, extra = (known or {}).get(field.name) or (
+            annotation_from_arrow(field, f"{name}_{field.name}"),
+            None,
+        )
         own = field_name(field.name, fields)
         details: dict[str, Any] = {} if own == field.name else {"alias": field.name}
+        details |= {} if extra is None else {"json_schema_extra": extra}
         default = FieldInfo(default=None, **details) if field.nullable else FieldInfo(**details)
         fields[own] = (annotation | None if field.nullable else annotation, default)
     # create_model() takes a base or a config, and not both: the config is set afterwards.
