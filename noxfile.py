@@ -540,6 +540,7 @@ def mutants(session: nox.Session) -> None:
 
 
 BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "media", "view")
+ON_REQUEST = ("remote",)
 
 
 @nox.session(python=PYTHON)
@@ -548,11 +549,11 @@ def bench(session: nox.Session) -> None:
     session.install(
         *TORCH,
         "-e",
-        ".[torch,compress,image,video,process,parquet,ray,spark,grpc,view]",
+        ".[torch,compress,image,video,process,parquet,remote,ray,spark,grpc,view]",
         *group("bench", "test-browser"),
     )
-    chosen = [name for name in session.posargs if name in BENCHMARKS]
-    options = [option for option in session.posargs if option not in BENCHMARKS]
+    chosen = [name for name in session.posargs if name in (*BENCHMARKS, *ON_REQUEST)]
+    options = [option for option in session.posargs if option not in (*BENCHMARKS, *ON_REQUEST)]
     for name in chosen or BENCHMARKS:
-        install = ("--install",) if name == "stream" else ()  # each peer has its own environment
+        install = ("--install",) if name in ("stream", "remote") else ()  # each peer has its own environment
         session.run("python", f"benchmarks/{name}.py", *install, *options)

@@ -120,6 +120,8 @@ def _missing_program(needed: list[str]) -> str | None:
         return f"Java: {java_command()}"
     if "program:chromium" in needed and find_chromium() is None:
         return f"Chromium: {chromium_command()}"
+    if "program:cc" in needed and not (os.environ.get("CC") or shutil.which("cc")):
+        return "a C compiler: apt-get install gcc"
     return None
 
 

@@ -13,6 +13,7 @@ from tests.conftest import _needs_of_module
 TESTS = Path(__file__).parent
 ALWAYS = {"quire", "quire_proto3", "quire_proto4", "tests", "examples", "numpy", "pydantic", "pydantic_core", "google"}
 ALWAYS |= {"annotated_types"}  # comes with pydantic
+ALWAYS |= {"benchmarks"}  # a folder of the repository
 ALWAYS |= {"rich", "typing_extensions", "pytest", "_pytest", "hypothesis", "cloudpickle", "xdist"}
 COMES_WITH = {"keras": "tensorflow", "boto3": "moto", "werkzeug": "moto"}
 
