@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -256,6 +257,30 @@ def test_throttling_is_reported(server: S3Server, folder: Folder) -> None:
     with watch_throttling(reports.append):
         assert folder.read("a.bin") == CONTENT
     assert len(reports) == 2
+
+
+def test_keyboard_interrupt_ends_a_stalled_read(server: S3Server) -> None:
+    code = """
+import signal, sys
+from quire.files import RemoteOptions, open_folder
+options = RemoteOptions(storage_options={"endpoint_url": sys.argv[1], "anon": True}, timeout=3600, deadline=3600)
+try:
+    open_folder("s3://bucket/data", options).read("a.bin")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    has_begun = threading.Event()
+
+    def stall() -> None:
+        has_begun.set()
+        server.released.wait()
+
+    server.gate = stall
+    child = subprocess.Popen([sys.executable, "-c", code, server.endpoint], stdout=subprocess.PIPE, text=True)
+    assert has_begun.wait(60)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[0] == "interrupted\n"
+    assert child.returncode == 0
 
 
 # --- writing

@@ -9,19 +9,22 @@ get the address and the `storage_options`, and create their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from quire._lowlevel.forks import at_fork
 from quire._optional import require
 from quire.files._fsspec import FileInfo
-from quire.files._retry import SLOWEST_TRANSFER, RemoteOptions, timeout_error
+from quire.files._retry import SLOWEST_TRANSFER, RemoteOptions, run_with_timeout, timeout_error
 from quire.files._store_options import StoreSettings
 from quire.files._uris import display_uri
+
+T = TypeVar("T")
 
 PART = 8 << 20
 """The bytes that one request of an upload sends, unless the file has too many parts of this size."""
@@ -29,6 +32,7 @@ _MOST_PARTS = 9000
 """S3 accepts 10,000."""
 _PARALLEL_PARTS = 8
 _BACKOFF = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=8), "base": 2}
+_NO_TIMEOUT = 1e8
 _was_used = False
 _is_inherited = False
 
@@ -87,77 +91,77 @@ class ObstoreClient:
         """Return all files below a subfolder, by names from the root."""
         if self._settings.kind == "http":
             raise UnsupportedError  # obstore lists servers that speak WebDAV only
-        with self._request(seconds) as (obstore, store):
-            entries = obstore.list(store, prefix=folder or None).collect()
+        entries = self._call(lambda obstore, store: obstore.list(store, prefix=folder or None).collect(), seconds)
         # Some tools mark folders with empty files of names that end with a slash, which obstore drops.
         folders = {parent for entry in entries for parent in _parents(entry["path"])}
         return [(e["path"], FileInfo(e["size"])) for e in entries if e["size"] or e["path"] not in folders]
 
     def info(self, name: str, seconds: float) -> FileInfo:
         """Return the size of a file."""
-        with self._request(seconds) as (obstore, store):
-            return FileInfo(obstore.head(store, name)["size"])
+        return FileInfo(self._call(lambda obstore, store: obstore.head(store, name)["size"], seconds))
 
     def read(self, name: str, seconds: float) -> bytes:
         """Return the content of a file."""
-        with self._request(seconds) as (obstore, store):
-            return bytes(obstore.get(store, name).bytes())
+        return self._call(lambda obstore, store: bytes(obstore.get(store, name).bytes()), seconds)
 
     def read_range(self, name: str, start: int, stop: int, seconds: float) -> tuple[memoryview, bool]:
         """Return the bytes from start to stop, or fewer at the end; or the whole file, and True."""
         try:
-            with self._request(seconds) as (obstore, store):
-                # Not as bytes: the copy would cost half as much CPU time as the request.
-                return memoryview(obstore.get_range(store, name, start=start, end=stop)), False
+            content = self._call(lambda obstore, store: obstore.get_range(store, name, start=start, end=stop), seconds)
         except _NoRangesError:
             return memoryview(self.read(name, seconds)), True
         except _OutsideError:
             return memoryview(b""), False
+        return memoryview(content), False  # not as bytes: the copy would cost half as much CPU time as the request
 
     def upload(self, local: str, name: str, size: int, seconds: float) -> None:
         """Upload a local file in parts, several at a time; a failed upload leaves none of them."""
         part = max(PART, -(-size // _MOST_PARTS))
-        with self._request(min(seconds, self._part_seconds(part)), retries=True) as (obstore, store):
+
+        def upload(obstore: Any, store: Any) -> None:
             obstore.put(store, name, Path(local), chunk_size=part, max_concurrency=_PARALLEL_PARTS)
+
+        self._call(upload, min(seconds, self._part_seconds(part)), retries=True)
 
     def write(self, name: str, pieces: Iterable[Any], seconds: float) -> None:
         """Write a file while its pieces are produced; an error, also one of the pieces, leaves no file."""
-        size = 2 * PART  # so that files of up to 150 GB have few enough parts
-        parallel = _PARALLEL_PARTS // 2
-        with (
-            self._request(max(seconds, self._part_seconds(size)), retries=True) as (obstore, store),
-            obstore.open_writer(store, name, buffer_size=size, max_concurrency=parallel) as file,
-        ):
-            for piece in pieces:
-                file.write(piece)
+        size, parallel = 2 * PART, _PARALLEL_PARTS // 2  # so that files of up to 150 GB have few enough parts
+
+        def write(obstore: Any, store: Any) -> None:
+            with obstore.open_writer(store, name, buffer_size=size, max_concurrency=parallel) as file:
+                for piece in pieces:
+                    file.write(piece)
+
+        self._call(write, max(seconds, self._part_seconds(size)), retries=True)
 
     def put(self, name: str, content: bytes, seconds: float, tag: dict[str, str] | None = None) -> None:
         """Write a small file that does not exist, or that still has the tag; raise ConflictError otherwise."""
-        with self._request(seconds) as (obstore, store):
-            obstore.put(store, name, content, mode="create" if tag is None else tag, use_multipart=False)
+        mode = "create" if tag is None else tag
+        self._call(lambda obstore, store: obstore.put(store, name, content, mode=mode, use_multipart=False), seconds)
 
     def read_version(self, name: str, seconds: float) -> Version:
         """Return the content of a small file for a conditional update."""
+
+        def read(obstore: Any, store: Any) -> Version:
+            result = obstore.get(store, name)
+            meta = result.meta
+            tag = {key: meta[key] for key in ("e_tag", "version") if meta.get(key) is not None}
+            return Version(bytes(result.bytes()), tag)
+
         try:
-            with self._request(seconds) as (obstore, store):
-                result = obstore.get(store, name)
-                meta = result.meta
-                tag = {key: meta[key] for key in ("e_tag", "version") if meta.get(key) is not None}
-                return Version(bytes(result.bytes()), tag)
+            return self._call(read, seconds)
         except FileNotFoundError:
             return Version(b"", None)
 
     def remove(self, name: str, seconds: float) -> None:
         """Remove a file."""
-        with self._request(seconds) as (obstore, store):
-            obstore.delete(store, name)
+        self._call(lambda obstore, store: obstore.delete(store, name), seconds)
 
     def _part_seconds(self, size: int) -> float:
         return self._options.timeout + size / SLOWEST_TRANSFER
 
-    @contextmanager
-    def _request(self, seconds: float, *, retries: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Yield obstore and the store for one request of that many seconds; translate its errors."""
+    def _call(self, request: Callable[[Any, Any], T], seconds: float, *, retries: bool = False) -> T:
+        """Return the result of a request with obstore and a store; translate its errors."""
         global _was_used  # noqa: PLW0603 - of the process, as forks are
         obstore = require("obstore", extra="remote", needed_for=display_uri(self._url))
         _was_used = True  # before the request: a fork may happen while another thread waits for it
@@ -167,7 +171,10 @@ class ObstoreClient:
         if store is None:
             store = self._stores[key] = self._open(seconds, retries=retries)
         try:
-            yield obstore, store
+            if threading.current_thread() is threading.main_thread():
+                # obstore does not react to Ctrl-C before the end of a request; waiting for a thread does.
+                return run_with_timeout(partial(request, obstore, store), _NO_TIMEOUT)
+            return request(obstore, store)
         except (obstore.exceptions.BaseError, OSError) as error:
             # A file that is written piece by piece raises a plain OSError with the same text.
             if not isinstance(error, obstore.exceptions.BaseError) and type(error) not in (OSError, FileNotFoundError):

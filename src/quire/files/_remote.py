@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -9,11 +10,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from quire._optional import is_installed, require
 from quire.errors import StorageError, StorageNotFoundError
@@ -37,6 +37,9 @@ from quire.files._open import open_target
 from quire.files._retry import RemoteCall, RemoteOptions, retry_pause, timeout_error
 from quire.files._store_options import KINDS, package_of, translate_options
 from quire.files._uris import display_uri, local_path, scheme_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -356,7 +359,8 @@ def _map_in_order(call: Callable[[Item], T], items: Sequence[Item], workers: int
     if workers <= 1:
         yield from map(call, items)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="quire-read")
+    futures = importlib.import_module("concurrent.futures")  # slow to import
+    pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="quire-read")
     pending: deque[Future[T]] = deque()
     try:
         for item in items:

@@ -269,8 +269,8 @@ def _read_profile(name: str | None) -> tuple[dict[str, str], str | None]:
             settings.update(parser.items(title))
     if requested and not exists:
         raise OptionError(
-            f"the AWS profile {requested!r} is in neither {places[0][0]} nor {places[2][0]}. Check the option 'profile' "
-            "and the variable AWS_PROFILE."
+            f"the AWS profile {requested!r} is in neither {places[0][0]} nor {places[2][0]}. Check the option "
+            "'profile' and the variable AWS_PROFILE."
         )
     return settings, section if exists else None
 
