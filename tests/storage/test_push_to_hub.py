@@ -20,6 +20,7 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import EncodeError, OptionError, StorageError
 from quire.storage import open_dataset, write_dataset
 from quire.storage._hub_writer import features_to_yaml, update_card
+from quire.storage._huggingface import write_huggingface
 from quire.typing import AudioBytes, ImageBytes, NdArray, TorchTensor, float32, uint8
 from tests.storage.hub_server import Hub, run_hub, use_endpoint
 
@@ -231,6 +232,20 @@ def test_stored_dataset_is_pushed_in_shards(hub: Hub, datasets: Any, tmp_path: P
     assert table["number"][:] == list(range(1000, 6000))
     again = open_dataset("hf://datasets/owner/noise", Noise)
     assert (again[4999].values == stored[5999].values).all()
+
+
+def test_folder_for_load_from_disk_has_the_same_features(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    write_huggingface(Pet, make_pets(5), tmp_path / "pets")
+    table = datasets.load_from_disk(str(tmp_path / "pets"))
+    assert isinstance(table.features["image"], datasets.Image)
+    assert table.features["grid"] == datasets.Array2D((4, 3), "uint8")
+    assert table.features["label"] == datasets.ClassLabel(names=["cat", "dog"])
+    assert np.asarray(table[4]["image"]).tolist() == np.full((4, 4, 3), 4).tolist()
+    assert table[4]["grid"] == np.full((4, 3), 4).tolist()
+    assert table.with_format("numpy")[4]["volume"].tolist() == np.full((2, 2, 2), 2.0).tolist()
+    assert table[3]["volume"] is None
+    assert table.map(lambda row: {"total": sum(map(sum, row["grid"]))})["total"][4] == 48
 
 
 # --- splits, configs and branches
@@ -449,6 +464,13 @@ def test_push_that_was_overtaken_changes_nothing(hub: Hub) -> None:
     assert read("train") == [1]
     numbered(2).push_to_hub("owner/pets", append=True)
     assert read("train") == [1, 2]
+
+
+def test_server_that_cannot_be_reached_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_hub() as server:
+        use_endpoint(server, monkeypatch)
+    with pytest.raises(StorageError, match="owner/pets: pushing failed, and nothing was changed: ConnectError"):
+        numbered(1).push_to_hub("owner/pets")
 
 
 def test_token_without_rights_is_an_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

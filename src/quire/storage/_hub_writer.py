@@ -548,9 +548,9 @@ def _hub_errors(folder: HubFolder) -> Iterator[None]:
     where = f"hf://datasets/{folder.repo_id}"
     try:
         yield
-    except (QuireError, KeyboardInterrupt):
+    except QuireError:
         raise
-    except (errors.HfHubHTTPError, errors.LocalTokenNotFoundError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of huggingface_hub, and of the HTTP client that it uses
         status = getattr(getattr(error, "response", None), "status_code", 0)
         if status == 412:
             raise StorageError(
@@ -561,5 +561,5 @@ def _hub_errors(folder: HubFolder) -> Iterator[None]:
                 f"{where}: the token may not write there. Log in with `hf auth login`, set HF_TOKEN, or pass "
                 "token=..., with a token that may write."
             ) from error
-        reason = str(error) if error.__cause__ is None else f"{error} {error.__cause__}"
+        reason = f"{type(error).__name__}: {error}" if error.__cause__ is None else f"{error} {error.__cause__}"
         raise StorageError(f"{where}: pushing failed, and nothing was changed: {reason}") from error
