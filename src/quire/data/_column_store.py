@@ -188,14 +188,11 @@ class GatherPlan:
             gathered[name] = DocumentColumn(nested.field, DeferredColumns.of(nested.columns, plan, indices, arenas))
         for name, other in self._others:
             gathered[name] = other.take(indices)
-        states = source.extra_states
-        return Columns(
-            source.schema,
-            gathered,
-            len(indices),
-            None if source.validity is None else source.validity[indices],
-            None if states is None else [states[i] for i in indices.tolist()],
-        )
+        columns, states = new(Columns), source.extra_states
+        columns.schema, columns.columns, columns.length = source.schema, gathered, len(indices)
+        columns.validity = None if source.validity is None else source.validity[indices]
+        columns.extra_states = None if states is None else [states[i] for i in indices.tolist()]
+        return columns
 
 
 def _select(validity: NDArray[np.bool_], indices: NDArray[np.int64]) -> NDArray[np.bool_] | None:

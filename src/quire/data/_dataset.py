@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+_MAX_NUMBERS = 1 << 20
+"""The number of rows up to which a dataset keeps an array of all row numbers, of 8 bytes each."""
 
 if TYPE_CHECKING:  # type checkers see a torch Dataset; at run time, torch only needs the methods
 
@@ -91,6 +93,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         "_gathering",
         "_guard",
         "_missing",
+        "_numbers",
         "_output",
         "_ragged",
         "_rows",
@@ -147,6 +150,14 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._copies_only = not (self._steps or self._ragged or self._output or self._missing.in_batches)
         self._batch_type: type[DocumentBatch[Any]] = DocumentBatch._of(self._columns.schema.document_type)
         self._guard = self._missing.make_guard(self._columns.schema)
+        self._set_rows(self._rows)
+
+    def _set_rows(self, rows: NDArray[np.int64] | None) -> None:
+        """Choose the rows of the columns that the dataset has, in this order; None for all of them."""
+        # `take` would copy the whole of an array that is not contiguous.
+        self._rows = None if rows is None else np.ascontiguousarray(rows)
+        is_small = len(self._columns) <= _MAX_NUMBERS
+        self._numbers = np.arange(len(self._columns)) if rows is None and is_small else self._rows
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
@@ -165,7 +176,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if isinstance(rows, int):
             return self.__getitems__([rows])[0]
         part = self.__copy__()  # shares the columns and the plans, and only has other rows
-        part._rows = (np.arange(len(self._columns)) if self._rows is None else self._rows)[rows]
+        part._set_rows((np.arange(len(self._columns)) if self._rows is None else self._rows)[rows])
         return part
 
     def take(self, indices: Any) -> Self:
@@ -188,7 +199,16 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
         """Return a batch of preprocessed documents, for a DataLoader."""
         register_default_collate()
-        rows = resolve_index(indices, self._columns.length if self._rows is None else len(self._rows))
+        # A sampler's list of ints: one call of numpy converts it, counts negative positions from the end, checks the
+        # bounds, and looks up the rows. Masks are lists of bools. Everything else, and every error, is resolved below.
+        if type(indices) is list and indices and type(indices[0]) is int and self._numbers is not None:
+            try:
+                numbers = self._numbers.take(indices)
+            except (IndexError, OverflowError, TypeError, ValueError):
+                pass
+            else:
+                return self._batch(numbers)
+        rows = resolve_index(indices, len(self))
         positions: Any = rows
         if isinstance(rows, int):
             positions = np.array([rows])
@@ -207,7 +227,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return self._batch_type._deliver(self._gathering.gather(positions, self._arenas), self._guard)
 
     def _process(self, positions: NDArray[np.int64], arenas: Arenas, *, is_worker: bool = False) -> DocumentBatch[DocT]:
-        """Gather rows, run the functions on them, bring columns to one shape, validate, and check for missing values."""
+        """Gather rows, run the functions, unify shapes, validate the result, and check for missing values."""
         columns = self._gathering.gather(positions, arenas)
         ids, name = columns.columns.get("id"), columns.schema.name
         shows_zeros = self._missing.mode == "mask"
@@ -232,7 +252,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         once if the functions may.
         """
         new = self.__copy__()
-        new._columns, new._rows = store_columns(stack_documents(type(self), documents), self._framework), None
+        new._columns = store_columns(stack_documents(type(self), documents), self._framework)
+        new._rows = new._numbers = None
         new._ragged = self._shapes != "ragged" and has_ragged(new._columns)
         # Values that the training data had may be missing here. So every batch is checked, and nested documents are
         # gathered at once: those that are gathered when they are read count as checked.
@@ -298,7 +319,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        planned = "_arenas", "_batch_type", "_copies_only", "_gathering", "_guard"
+        planned = "_arenas", "_batch_type", "_copies_only", "_gathering", "_guard", "_numbers"
         return {name: getattr(self, name) for name in MultiModalDataset.__slots__ if name not in planned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
