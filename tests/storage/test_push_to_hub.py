@@ -19,6 +19,7 @@ from pydantic import Field
 from quire import BaseDocument, DocumentArray
 from quire.errors import EncodeError, OptionError, StorageError
 from quire.storage import open_dataset, write_dataset
+from quire.storage._hub_reader import find_configs
 from quire.storage._hub_writer import features_to_yaml, update_card
 from quire.storage._huggingface import write_huggingface
 from quire.typing import AudioBytes, ImageBytes, NdArray, TorchTensor, float32, uint8
@@ -412,6 +413,39 @@ def test_card_is_updated_whatever_its_yaml_is(text: str) -> None:
     if text:
         assert body.strip() == text.rpartition("---")[2].strip()
     assert update_card(updated, changes, "owner/pets") == updated
+
+
+LAYOUTS = [
+    ["train.parquet", "test.parquet"],
+    ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/extra.parquet"],
+    ["data/my.split-00000-of-00001.parquet", "data/test-00000-of-00001-ab12.parquet"],
+    ["train/a.parquet", "val/b.parquet", "other/c.parquet"],
+    ["a/training/x.parquet", "b/dev/y.parquet"],
+    ["my-train-1.parquet", "eval_2.parquet", "notes.parquet"],
+    ["x/my_valid.parquet", "x/testing01.parquet"],
+    ["contest.parquet", "trainer/a.parquet"],
+    ["trained.parquet", "train1.parquet"],
+    ["a.parquet", "b/c.parquet", "b/d/e.parquet"],
+    [".hidden/train.parquet", "__special__/test.parquet", "rest.parquet"],
+    ["Train.parquet", "TEST/a.parquet", "b.parquet"],
+    ["train-test/a.parquet", "train/b.parquet"],
+    ["2024.train/a.parquet", "evaluation data/b.parquet"],
+]
+
+
+@pytest.mark.parametrize("names", LAYOUTS, ids=" ".join)
+def test_splits_are_those_of_datasets(names: list[str], datasets: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    patterns = datasets.data_files.get_data_patterns(str(folder))
+    theirs = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder))
+    expected = {
+        str(split): sorted({str(Path(file).relative_to(folder)) for file in files}) for split, files in theirs.items()
+    }
+    configs, _ = find_configs(names, {})
+    assert configs == {"default": expected}
 
 
 def test_features_have_the_form_of_datasets(datasets: Any) -> None:

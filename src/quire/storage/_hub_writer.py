@@ -561,5 +561,6 @@ def _hub_errors(folder: HubFolder) -> Iterator[None]:
                 f"{where}: the token may not write there. Log in with `hf auth login`, set HF_TOKEN, or pass "
                 "token=..., with a token that may write."
             ) from error
-        reason = f"{type(error).__name__}: {error}" if error.__cause__ is None else f"{error} {error.__cause__}"
+        texts = dict.fromkeys([str(error), "" if error.__cause__ is None else str(error.__cause__)])
+        reason = f"{type(error).__name__}: {' '.join(filter(None, texts))}"
         raise StorageError(f"{where}: pushing failed, and nothing was changed: {reason}") from error
