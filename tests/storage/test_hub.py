@@ -17,7 +17,7 @@ import pytest
 from quire import BaseDocument, DocumentArray
 from quire.data import StreamingDataset
 from quire.errors import OptionError, StorageError, StorageNotFoundError
-from quire.files import RemoteOptions
+from quire.files import RemoteOptions, open_folder
 from quire.storage import Split, StoredDataset, open_dataset, write_dataset
 from quire.typing import AudioBytes, ImageBytes, NdArray
 from tests.storage.hub_server import TOKEN, Hub, run_hub, use_endpoint
@@ -373,6 +373,20 @@ def test_long_footer_takes_a_second_request(hub: Hub) -> None:
     dataset = open_dataset(PETS)
     assert hub.count() == {"refs": 1, "tree": 1, "resolve": 1, "cdn": 2}
     assert dataset[39].column_59 == 39
+
+
+def test_folder_finds_single_files(hub: Hub) -> None:
+    hub.create("owner/pets", SHARDED)
+    folder = open_folder(f"{PETS}/data")
+    assert folder.exists("test-00000-of-00001.parquet")
+    assert folder.size("test-00000-of-00001.parquet") == len(SHARDED["data/test-00000-of-00001.parquet"])
+    assert not folder.exists("nothing")
+    assert not open_folder(PETS).exists("data")  # a folder
+    assert hub.count() == {"paths-info": 4}
+    assert [entry.name for entry in open_folder(PETS).list((".md",))] == ["README.md"]
+    assert open_folder(f"{PETS}/nothing").list() == []
+    requests = [("README.md", 0, 3), ("README.md", 2, 6), ("README.md", 3, 3)]
+    assert open_folder(PETS).read_ranges(requests) == [b"# P", b"Pets", b""]
 
 
 def test_listing_follows_pages(hub: Hub) -> None:

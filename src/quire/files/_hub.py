@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn, TypeVar
@@ -192,10 +192,7 @@ class HubFolder(Folder):
                 return {}  # the folder does not exist in the repository
             raise
         start = len(self.path) + 1 if self.path else 0
-        files = {
-            item.path[start:]: HubFile(item.size, item.lfs.sha256 if item.lfs else item.blob_id)
-            for item in sorted(items, key=lambda item: str(item.path))
-        }
+        files = {item.path[start:]: _describe(item) for item in sorted(items, key=lambda item: str(item.path))}
         if self.is_pinned:
             self._files = files
         return files
@@ -211,14 +208,27 @@ class HubFolder(Folder):
 
     def exists(self, name: str) -> bool:
         """Return whether there is a file of that name."""
-        return check_name(name, self.url) in self.files()
+        return self._find(name) is not None
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
-        file = self.files().get(check_name(name, self.url))
+        file = self._find(name)
         if file is None:
             raise StorageNotFoundError(f"{display_uri(self.join(name))}: there is no such file.")
         return file.size
+
+    def _find(self, name: str) -> HubFile | None:
+        """Return a file: from the listing if there is one, otherwise by a request for this file."""
+        check_name(name, self.url)
+        if self._files is not None:
+            return self._files.get(name)
+        api, path = self.api(), f"{self.path}/{name}" if self.path else name
+        infos = self._call(
+            "looking for the file",
+            lambda: api.get_paths_info(self.repo_id, [path], revision=self.revision, repo_type="dataset"),
+            self.join(name),
+        )
+        return next((_describe(info) for info in infos if hasattr(info, "blob_id")), None)
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file."""
@@ -232,7 +242,7 @@ class HubFolder(Folder):
 
     def read_ranges(self, requests: Sequence[tuple[str, int, int]], *, concurrency: int = 32) -> Sequence[bytes]:
         """Return the bytes of many small ranges, in the order of the requests."""
-        with ThreadPoolExecutor(max(1, min(concurrency, len(requests)))) as pool:
+        with futures.ThreadPoolExecutor(max(1, min(concurrency, len(requests)))) as pool:
             return list(pool.map(lambda request: self.read_range(*request), requests))
 
     def _read_part(self, name: str, start: int, stop: int) -> bytes:
@@ -380,6 +390,11 @@ class HubFolder(Folder):
             f"{display_uri(self.join(name))}: datasets on the Hub are written by push_to_hub('{self.repo_id}'), in one "
             "commit."
         )
+
+
+def _describe(item: Any) -> HubFile:
+    """Return the size and the digest of a file in a listing; large files have the digest of their content."""
+    return HubFile(item.size, item.lfs.sha256 if item.lfs else item.blob_id)
 
 
 def _status(error: Exception) -> int:
