@@ -89,6 +89,8 @@ def test_each_block_has_a_permutation_of_its_own(blocks: list[tuple[int, int]]) 
     images = permute_each(sizes, keys, positions)
     plain = [permute_in_plain_python(size, key, position) for size, key in blocks for position in range(size)]
     assert images.tolist() == plain
+    for usual, _ in blocks:
+        assert permute_each(sizes, keys, positions, usual).tolist() == plain, "whatever the usual size is"
     begin = 0
     for size, key in blocks:
         assert sorted(images[begin : begin + size].tolist()) == list(range(size))
@@ -432,8 +434,8 @@ def test_new_runs_are_all_blocks_of_a_rank(order: InterleavedOrder, cuts: list[i
     own = np.isin(order.lanes_of(positions), lanes)
     rows = order.rows(2, positions)[own]
     needed = set((np.searchsorted(order.blocks.starts, rows, side="right") - 1).tolist())
-    found = np.searchsorted(order.blocks.starts, np.concatenate([np.zeros(0, np.int64), *begins]), side="right") - 1
-    assert set(found.tolist()) == needed
+    reached = np.searchsorted(order.blocks.starts, np.concatenate([np.zeros(0, np.int64), *begins]), side="right") - 1
+    assert set(reached.tolist()) == needed
 
 
 # --- how well batches are mixed

@@ -437,6 +437,16 @@ def test_mix_rejects_a_state_with_other_lanes(sources: dict[str, Any]) -> None:
             MixedDataset({"a": stream(sources["arrow"])}, mix=mix).load_state_dict(state)
 
 
+def test_estimator_trains_in_the_interleaved_order_and_evaluates_in_that_of_the_data(sources: dict[str, Any]) -> None:
+    from quire.distributed.estimator._feeds import FeedOptions, dataset_for_rank
+    from quire.distributed.estimator._ranks import World
+
+    dataset = stream(sources["arrow"], lanes=4)
+    assert numbers(dataset_for_rank(dataset, World(), FeedOptions())) == numbers(stream(sources["arrow"], lanes=4))
+    evaluation = dataset_for_rank(dataset, World(), FeedOptions().in_order())
+    assert flatten(numbers(evaluation)) == list(range(ROWS))
+
+
 # --- reading ahead
 
 WIDTH = 8_192

@@ -74,17 +74,32 @@ def unpermute(size: int, key: int, positions: NDArray[np.int64]) -> NDArray[np.i
     return _invert_sort(size, key)[positions] if size <= _SORTED else _apply(_backward, size, key, positions)
 
 
-def permute_each(sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def permute_each(
+    sizes: NDArray[np.int64] | int, keys: Numbers, positions: NDArray[np.int64], usual: int = 0
+) -> NDArray[np.int64]:
     """Return the image of each position under a permutation of its own: of [0, size) with a key.
 
-    `sizes` are one number for each position, or one for all. Positions must be below their sizes, which is not checked.
-    There are fewer rounds than in `permute`: this is for the rows of a block, which few of these permutations order.
+    `sizes` are one number for each position, or one for all, and `usual` is the size of most of them, which is faster
+    then. Positions must be below their sizes, which is not checked. There are fewer rounds than in `permute`: this is
+    for the rows of a block, which few of these permutations order.
     """
     results = np.empty_like(positions)
     for begin in range(0, len(positions), _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        own = sizes if isinstance(sizes, int) else sizes[part]
-        results[part] = _permute_each(own, keys[part], positions[part])
+        if isinstance(sizes, int):
+            results[part] = _permute_each(sizes, keys[part], positions[part])
+            continue
+        own_sizes, own_keys, own = sizes[part], keys[part], positions[part]
+        others = np.flatnonzero(own_sizes != usual)
+        if 2 * len(others) > len(own):
+            results[part] = _permute_each(own_sizes, own_keys, own)
+            continue
+        if len(others):
+            own, all_positions = own.copy(), own
+            own[others] = 0  # a valid position for the usual size, too
+        results[part] = _permute_each(usual, own_keys, own)
+        if len(others):
+            results[begin + others] = _permute_each(own_sizes[others], own_keys[others], all_positions[others])
     return results
 
 

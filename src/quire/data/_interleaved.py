@@ -253,7 +253,8 @@ class InterleavedOrder:
         blocks = tape.blocks(places)
         # The rows of a block are shuffled among themselves: otherwise neighbours would meet in every epoch.
         keys = hash_numbers(derive_key(self.seed, epoch, _BLOCK_ORDER), blocks)
-        return self.blocks.begins(blocks) + permute_each(self.blocks.lengths(blocks), keys, offsets)
+        lengths = self.blocks.lengths(blocks)
+        return self.blocks.begins(blocks) + permute_each(lengths, keys, offsets, self.blocks.rows)
 
     def deal(self, begin: int, end: int, first: int, last: int) -> Rows:
         """Return the positions of a step, sorted by lane, from number `first` to `last`: the share of a rank.
