@@ -6,6 +6,8 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +23,8 @@ from quire.data import StreamingDataset
 from quire.data._read_plan import ReadPlan
 from quire.errors import OptionError, ShardError, StorageError
 from quire.files import _block_sources
-from quire.storage import ReadOptions, open_dataset, write_dataset
+from quire.storage import ReadOptions, _row_reader, open_dataset, write_dataset
+from quire.storage._remote_blocks import ParquetDirectory
 from tests.data.block_store import QUICK, BlockStore, Item, serve_folder, write_items
 
 pytestmark = [pytest.mark.needs("pyarrow", "xxhash", "obstore"), pytest.mark.timeout(240)]
@@ -165,6 +168,51 @@ def test_parquet_of_another_writer_is_read_by_row_groups(tmp_path: Path, groups:
             seen = sorted((int(n), t) for batch in dataset for n, t in zip(batch.number, batch.text, strict=True))
             first = int(path.stem[-1]) * 70
             assert seen == [(n, f"t{n}") for n in range(first, first + 70)]
+            assert set(store.shard_reads().values()) == {1}
+        parts = 2 * groups + 1 if groups == 1 else groups + 1  # columns that are far apart are read by themselves
+        assert len(store.shard_reads()) <= 3 * parts, "the end of each file, and its row groups"
+
+
+def test_decoded_blocks_that_exceed_the_memory_are_mapped_from_copies(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_row_reader, "_MAX_DECODED", 30_000)
+    decoded: list[int] = []
+    read = ParquetDirectory.read
+
+    def count(self: ParquetDirectory, block: int, *more: Any) -> Any:
+        decoded.append(block)
+        return read(self, block, *more)
+
+    monkeypatch.setattr(ParquetDirectory, "read", count)
+    with serve_folder(folders["parquet"]) as store:
+        for _ in range(2):
+            dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+            assert all_rows(dataset) == EVERY_ROW
+            assert dataset.stored._row_reader._decoded_bytes <= 30_000
+        assert len(decoded) < 1.5 * blocks_of(dataset), "others are mapped"
+        for path in sorted((tmp_path / "c" / "blocks").glob("*.block")):
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 4
+            replace_file(path, content)
+        assert all_rows(stream(store, tmp_path / "c", shuffle="interleaved")) == EVERY_ROW
+
+
+def test_packed_dataset_reads_each_block_once(tmp_path: Path) -> None:
+    class Doc(BaseDocument):
+        tokens: list[int]
+
+    write_dataset([Doc(tokens=[i] * (i % 7 + 1)) for i in range(400)], tmp_path / "d", format="arrow", group_bytes=900)
+    with serve_folder(tmp_path / "d") as store:
+        storage = ReadOptions(cache=tmp_path / "c", remote=QUICK)
+        dataset = StreamingDataset[Doc](store.url, 4, framework="numpy", storage=storage)
+        packed = dataset.pack("tokens", 16)
+        store.clear()
+        tokens = np.concatenate(
+            [batch.tokens[row, :length] for batch in packed for row, length in enumerate(batch.length)]
+        )
+        assert sorted(tokens.tolist()) == sorted(i for i in range(400) for _ in range(i % 7 + 1))
+        assert set(store.shard_reads().values()) == {1}
 
 
 def test_blocks_in_the_layout_of_an_older_class_are_converted(store: BlockStore, tmp_path: Path) -> None:
@@ -229,6 +277,27 @@ def test_full_disk_is_an_error_and_no_shard_is_skipped(
     monkeypatch.setattr(os, "posix_fallocate", allocate)
     with pytest.raises(StorageError, match="No space left on device. Free space on this disk"):
         next(iter(dataset))
+
+
+def test_files_that_the_system_refuses_are_an_error_before_the_first_batch(store: BlockStore, tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+from quire.errors import StorageError
+from quire.storage import ReadOptions
+from tests.data.block_store import QUICK, Item
+from quire.data import StreamingDataset
+storage = ReadOptions(cache=Path(sys.argv[2]), remote=QUICK)
+dataset = StreamingDataset[Item](sys.argv[1], 8, shuffle="interleaved", framework="numpy", storage=storage)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+try:
+    next(iter(dataset))
+except StorageError as error:
+    assert "cannot be written to the cache: File too large. Free space" in str(error), error
+    sys.exit(7)
+"""
+    command = [sys.executable, "-B", "-c", program, store.url, str(tmp_path / "c")]
+    assert subprocess.run(command, check=False, timeout=200, cwd=Path(__file__).parents[2]).returncode == 7
 
 
 def test_prefetch_bytes_is_checked() -> None:
@@ -323,6 +392,16 @@ def load(dataset: StreamingDataset[Any], workers: int, context: str, **options: 
     from torch.utils.data import DataLoader
 
     return DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context, **options)
+
+
+@pytest.mark.needs("torch")
+def test_workers_decode_each_row_group_about_once(folders: dict[str, Path], tmp_path: Path) -> None:
+    with serve_folder(folders["parquet"]) as store:
+        dataset = stream(store, tmp_path / "c", shuffle="interleaved")
+        assert all_rows(load(dataset, 2, "fork")) == EVERY_ROW
+        files = list((tmp_path / "c" / "blocks").glob("*.block"))
+        assert len(files) == 2 * blocks_of(dataset) + len(dataset.stored.shards), "blocks, decoded blocks, footers"
+        assert set(store.shard_reads().values()) == {1}
 
 
 @pytest.mark.needs("torch")
@@ -435,3 +514,31 @@ def test_fetcher_that_cannot_start_is_an_error_with_its_log(
     monkeypatch.setattr(_block_sources.sys, "executable", "/bin/false")
     with pytest.raises(StorageError, match="the process that downloads blocks cannot start. Its log is empty"):
         open_dataset(store.url, Item, cache=tmp_path / "c", remote=QUICK)[0]
+
+
+# --- reading in order
+
+
+def test_query_reads_the_columns_and_row_groups_that_it_needs(folders: dict[str, Path], tmp_path: Path) -> None:
+    with serve_folder(folders["parquet"]) as store:
+        dataset = open_dataset(store.url, Item, cache=tmp_path / "c", remote=QUICK, where={"number": {"$lt": 30}})
+        assert len(dataset) == 30
+        groups = [sent for sent in store.shard_reads() if sent.stop < (folders["parquet"] / sent.name).stat().st_size]
+        assert len(groups) <= 3, "statistics rule out the others"
+        store.clear()
+        assert all_rows([dataset.read()]) == list(range(30))
+        assert [document.number for document in dataset] == list(range(30))
+        assert len(store.shard_reads()) <= 3
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_dataset_is_read_in_order_by_blocks(folders: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    with serve_folder(folders[kind]) as store:
+        dataset = open_dataset(store.url, Item, cache=tmp_path / "c", remote=QUICK)
+        assert [document.number for document in dataset] == EVERY_ROW
+        assert set(store.shard_reads().values()) == {1}
+        for path in sorted((tmp_path / "c" / "blocks").glob("*.block"))[::2]:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            replace_file(path, content)
+        assert [document.number for document in dataset] == EVERY_ROW

@@ -183,6 +183,16 @@ def test_reader_that_waits_gets_a_block_although_requests_fill_the_cache(
         assert len(files(source)) <= 3
 
 
+def test_reader_gets_a_block_although_others_are_fetched_before_it(folder: CountingFolder, tmp_path: Path) -> None:
+    source = LocalSource(tmp_path / "c", 3 * SIZE)
+    source.request(folder, [(block(number), number) for number in range(3)])
+    wait_until(lambda: len(files(source)) == 3)
+    source.fetch(folder, [block(number) for number in range(10, 16)])
+    assert content(source, folder, 20) == expected(20)
+    wait_until(lambda: not source.fetcher._jobs)
+    assert len(files(source)) <= 3
+
+
 def test_block_larger_than_the_cache_is_an_error(folder: CountingFolder, tmp_path: Path) -> None:
     source = LocalSource(tmp_path / "c", SIZE - 1)
     with pytest.raises(StorageError, match=r"a block of 1,000 bytes of file does not fit into a cache of 999 bytes"):
@@ -229,6 +239,16 @@ def test_only_files_of_the_cache_are_removed(folder: CountingFolder, tmp_path: P
     names = {path.name for path in (tmp_path / "c").iterdir()}
     assert {*others, running} <= names
     assert killed not in names
+
+
+def test_two_fetchers_of_one_folder_stay_within_the_limit(folder: CountingFolder, tmp_path: Path) -> None:
+    sources = [LocalSource(tmp_path / "c", 8 * SIZE) for _ in range(2)]
+    for number in range(60):
+        for source in sources:
+            source.fetcher._next_scan = 0.0
+            assert content(source, folder, number) == expected(number)
+        assert len(files(sources[0])) <= 8
+    assert len(folder.reads) == 60, "each finds what the other has downloaded"
 
 
 def test_full_disk_frees_blocks_and_is_an_error_if_there_are_none(

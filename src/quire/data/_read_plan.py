@@ -11,7 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,8 @@ _MOST_STEPS = 4_096
 
 class _PlannedStep(NamedTuple):
     step: int
-    part: tuple[NDArray[np.int64], NDArray[np.bool_] | None]
-    """The rows, and which of them are not padding, as `StepGroup.rows` returns them."""
+    part: Any
+    """What `StepGroup.rows` returns for the step: a tuple whose first element are its rows."""
     units: Sequence[int]
     new_units: Sequence[int]
     """Those that no planned step before it needs."""
@@ -48,7 +48,10 @@ class ReadPlan:
     """
 
     def __init__(
-        self, reader: RowReader, select: Callable[[NDArray[np.int64]], NDArray[np.int64]], bytes_ahead: int | None
+        self,
+        reader: RowReader,
+        select: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None,
+        bytes_ahead: int | None,
     ) -> None:
         self._reader, self._select, self._bytes_ahead = reader, select, bytes_ahead
         self._room = reader.shard_reader.cache.max_bytes
@@ -59,7 +62,7 @@ class ReadPlan:
         self._uses: Counter[int] = Counter()  # by unit, the number of planned steps that need it
         self._next = self._passed = 0
 
-    def begin(self, group: StepGroup) -> list[tuple[NDArray[np.int64], NDArray[np.bool_] | None]]:
+    def begin(self, group: StepGroup) -> list[Any]:
         """Request the blocks of a group of steps that is read now, release those of the steps before, and return rows.
 
         They are those of `group.rows()`, which were computed when the steps were planned.
@@ -108,7 +111,7 @@ class ReadPlan:
         if not steps:
             return 0
         parts, total = replace(group, steps=steps).rows(), 0
-        rows = [self._select(part[0]) for part in parts]
+        rows = [part[0] if self._select is None else self._select(part[0]) for part in parts]
         units = self._reader.units_of(np.concatenate(rows))
         ends = np.cumsum([len(own) for own in rows])[:-1]
         for step, part, own in zip(steps, parts, np.split(units, ends), strict=True):
@@ -151,7 +154,7 @@ class ReadPlan:
     def _check_room(self, group: StepGroup) -> None:
         """Raise an error if the cache is too small for the blocks that are needed at a time."""
         # Every lane of the interleaved order has an open block, and comes by once in this number of steps.
-        lanes = self._share.order.lanes if self._share is not None else 0
+        lanes: int = getattr(group.share.order, "lanes", 0)
         last = min(group.share.steps, group.steps[0] + -(-lanes // (group.share.world_size * group.share.batch_size)))
         self._add(group, last - 1)
         needed = sum(planned.new_bytes for planned in self._planned)

@@ -40,7 +40,7 @@ from quire.data._windows import Windows, find_window_starts
 from quire.document import BaseDocument
 from quire.errors import DecodeError, OptionError, SchemaError, ShardError
 from quire.files import display_uri
-from quire.storage import StoredDataset
+from quire.storage import Location, StoredDataset, open_dataset
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -224,12 +224,25 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     _slice_type: Callable[..., Slice] = Slice
     """Makes the share of a rank. Datasets whose positions are not rows, such as packed ones, have another one."""
     _state_type: Any = StreamState
-    _plan: tuple[int, ReadPlan] | None = None
-    """The blocks that are requested from a remote store, and the process that plans them."""
+    _plan: tuple[Any, ReadPlan] | None = None
+    """The blocks that are requested from a remote store, and who plans them."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Create a dataset. Without a class, as `StreamingDataset(url, 64)`, the class of the files is taken."""
+        url = arguments[0] if arguments else options.get("url")
+        if cls.document_type is not BaseDocument or not (isinstance(url, StoredDataset) or _is_location(url)):
+            return super().__new__(cls)
+        chosen = StreamOptions(**{name: value for name, value in options.items() if name in Streaming.__annotations__})
+        stored: Any = url
+        if not isinstance(url, StoredDataset):
+            stored = open_dataset(url, columns=chosen.columns, where=chosen.where, options=chosen.storage)
+        dataset: Any = object.__new__(cls[stored.document_type])  # type: ignore[index]
+        dataset._inferred = stored
+        return dataset  # type: ignore[no-any-return]
 
     def __init__(
         self,
-        url: str | os.PathLike[str] | StoredDataset[DocT],
+        url: Location | StoredDataset[DocT],
         batch_size: int,
         preprocessing: Preprocessing | None = None,
         *,
@@ -265,11 +278,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _open(self, url: Any) -> StoredDataset[DocT]:
         options = self.options
+        inferred: StoredDataset[DocT] | None = self.__dict__.pop("_inferred", None)
+        if inferred is not None and inferred is not url:
+            return inferred
         if isinstance(url, StoredDataset):
             if options.columns is not None or options.where is not None or options.verify is not None:
                 raise OptionError("the dataset is open already: pass columns, where and verify to open_dataset().")
             return url._open_as(self.document_type, type(self).__name__)
-        if not isinstance(url, (str, os.PathLike)):
+        if not _is_location(url):
             raise OptionError(
                 f"{type(self).__name__} reads a dataset by its path or address, got {describe(url)}. Documents in "
                 "memory are for MultiModalDataset, or are written first: write_dataset(docs, 'folder')."
@@ -377,11 +393,13 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _begin_plan(self, group: StepGroup) -> tuple[ReadPlan | None, list[Any]]:
         """Return the rows of these steps; if the dataset is remote, request their blocks, and return the plan, too."""
-        reader = self.stored._row_reader
-        if not reader.reads_blocks or not group.steps or not isinstance(self._fetch, Fetch):
+        reader, fetch = self.stored._row_reader, self._fetch
+        if not reader.reads_blocks or not group.steps:
             return None, group.rows()
-        if self._plan is None or self._plan[0] != os.getpid():
-            self._plan = os.getpid(), ReadPlan(reader, self._fetch.readable_rows, self.options.storage.prefetch_bytes)
+        owner = os.getpid(), fetch  # not the plan of a parent, nor that of a dataset which this one is a view of
+        if self._plan is None or self._plan[0] != owner:
+            select = getattr(fetch, "readable_rows", None)  # blocks of tokens are not skipped
+            self._plan = owner, ReadPlan(reader, select, self.options.storage.prefetch_bytes)
         try:
             return self._plan[1], self._plan[1].begin(group)
         except (ShardError, DecodeError):  # raised again when the rows are gathered, or handled there
@@ -688,6 +706,12 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __copy__(self) -> Self:
         return self
+
+
+def _is_location(url: Any) -> bool:
+    """Whether this is a path, an address, or a list of them."""
+    files = url if isinstance(url, (list, tuple)) and url else [url]
+    return all(isinstance(file, (str, os.PathLike)) for file in files)
 
 
 def _doubling(limit: int) -> Callable[[], int]:

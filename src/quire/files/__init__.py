@@ -17,6 +17,7 @@ from quire.files._hub import HubFile as HubFile
 from quire.files._hub import HubFolder as HubFolder
 from quire.files._node_cache import BlockRange as BlockRange
 from quire.files._node_cache import BlockSource as BlockSource
+from quire.files._node_cache import NodeCache as NodeCache
 from quire.files._node_cache import NodeCacheError as NodeCacheError
 from quire.files._open import Source as Source
 from quire.files._open import Target as Target

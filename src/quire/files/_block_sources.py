@@ -10,6 +10,7 @@ Forked processes always use the fetcher for object stores: obstore hangs in a ch
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import multiprocessing
@@ -113,6 +114,8 @@ class _Wait:
 class FetcherClient(BlockSource):
     """Blocks that the fetcher process of this machine downloads."""
 
+    is_shared = True
+
     def __init__(self, place: Path, max_bytes: int) -> None:
         super().__init__(place)
         self.cache.make_folder()
@@ -153,6 +156,11 @@ class FetcherClient(BlockSource):
             if keys and self._socket is not None:
                 self._send("release", keys)
 
+    def add(self, key: str, size: int) -> None:
+        with self._lock:
+            self._ensure_connection()
+            self._send("add", key, size)
+
     def wait(self, folder: Folder, block: BlockRange) -> None:
         with self._lock:
             number = self._number(folder)
@@ -168,7 +176,7 @@ class FetcherClient(BlockSource):
                     # The fetcher may be killed at any moment: whoever waits notices, and starts another one.
                     self._ensure_connection()
                     self._lock.wait(TICK)
-                    if not wait.is_done and time.monotonic() - self._last_message > _SILENCE_SECONDS:
+                    if time.monotonic() - self._last_message > _SILENCE_SECONDS:
                         raise StorageError(
                             f"{self.cache.place}: the process that downloads blocks (see {lock_path(self.cache.place)}"
                             f") has not answered for {_SILENCE_SECONDS:.0f} seconds. End it, and read again."
@@ -379,7 +387,16 @@ def _after_fork() -> None:
     for client in _clients.values():
         client.abandon()
     _clients.clear()
+    _disown_fetchers()
+
+
+def _disown_fetchers() -> None:
+    """Let fetchers outlive this process without a warning of `subprocess`: they serve others, and end by themselves."""
+    for process in _started:
+        if process.returncode is None:
+            process.returncode = 0
     _started.clear()
 
 
 at_fork(after_in_child=_after_fork)
+atexit.register(_disown_fetchers)

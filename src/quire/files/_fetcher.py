@@ -63,6 +63,7 @@ class _Server:
                 clients = list(self._clients)
             if clients:
                 last_client = time.monotonic()
+                self.fetcher.ensure_threads()
             for client in clients:
                 client.send(["alive"])
         (self._place / name).unlink(missing_ok=True)
@@ -136,6 +137,8 @@ class _Connection:
         elif kind == "need":
             number, block = content
             fetcher.need(self._folders[number], BlockRange(*block), self._notify)
+        elif kind == "add":
+            fetcher.add(*content)
         elif kind == "release":
             fetcher.release(self, content[0])
 

@@ -132,6 +132,21 @@ class NodeCache:
             )
         part.rename(self.path(block.key))
 
+    def write(self, block: BlockRange, *contents: bytes | memoryview) -> None:
+        """Write a block whose content is known, unless that is impossible: it can be made again."""
+        with suppress(OSError):
+            self.make_folder()
+            handle, part = self.create(block)
+            try:
+                for content in contents:
+                    rest = memoryview(content)
+                    while rest:
+                        rest = rest[os.write(handle, rest) :]
+                self.finish(handle, part, block)
+            finally:
+                os.close(handle)
+                part.unlink(missing_ok=True)
+
     def scan(self) -> dict[str, int]:
         """Return the size of each block, the oldest one first; unfinished files of killed processes are removed."""
         blocks: list[tuple[int, str, int]] = []
@@ -215,6 +230,7 @@ class Fetcher:
         self._requested: dict[Hashable, dict[str, int]] = {}  # the same by client
         self._sizes = self.cache.scan()
         self._bytes, self._reserved = sum(self._sizes.values()), 0
+        self._next_scan = 0.0
         self._pinned_share = 1.0
         self._totals: dict[str, int] = {}
         # Blocks that nobody has requested, in the order in which they may be removed.
@@ -223,7 +239,6 @@ class Fetcher:
         for key in self._sizes:
             self._set_free(key)
         self._threads = self._active = 0
-        self._is_closed = False
         self._in_flight = _InFlight()
         self.requests = self.received = 0
         """The number of reads, and of bytes, so far."""
@@ -253,6 +268,15 @@ class Fetcher:
                 else:
                     self._enqueue(folder, block, priority)
             self._start_threads()
+
+    def add(self, key: str, size: int) -> None:
+        """Count a block that a reader has written, and make room for it."""
+        with self._lock:
+            if key not in self._sizes:
+                self._bytes += size
+                self._sizes[key] = size
+                self._set_free(key)
+            self._make_room(0, is_urgent=False)
 
     def fetch(self, folder: Folder, blocks: Iterable[BlockRange]) -> None:
         """Download blocks that are needed now. They may be removed like those that nobody has requested."""
@@ -288,11 +312,10 @@ class Fetcher:
         with self._lock:
             self._requested.pop(client, None)
 
-    def close(self) -> None:
-        """Let the threads end after what they are downloading."""
+    def ensure_threads(self) -> None:
+        """Start threads if there is work and too few of them; called from time to time while somebody waits."""
         with self._lock:
-            self._is_closed = True
-            self._lock.notify_all()
+            self._start_threads()
 
     def _forget_user(self, client: Hashable, key: str) -> None:
         users = self._users.get(key, {})
@@ -329,8 +352,24 @@ class Fetcher:
         self._free.pop(key, None)
         self._pinned.pop(key, None)
 
+    def _notice_others(self) -> None:
+        """Count blocks that other processes have written or removed: two programs may have a fetcher each."""
+        began = time.monotonic()
+        sizes = self.cache.scan()
+        for key in self._sizes.keys() - sizes.keys():
+            self._drop(key)
+        for key in sizes.keys() - self._sizes.keys() - self._jobs.keys():
+            self._sizes[key] = sizes[key]
+            self._bytes += sizes[key]
+            if key not in self._users:
+                self._set_free(key)
+        # At most a hundredth of the time is spent on it.
+        self._next_scan = time.monotonic() + max(10.0, 100 * (time.monotonic() - began))
+
     def _make_room(self, size: int, *, is_urgent: bool) -> bool:
         """Remove blocks until `size` bytes fit, and return whether they do."""
+        if self._bytes + self._reserved + size > self.max_bytes // 2 and time.monotonic() >= self._next_scan:
+            self._notice_others()
         for group in (self._free, self._pinned):
             while group and self._bytes + self._reserved + size > self.max_bytes:
                 self._remove(next(iter(group)))
@@ -358,7 +397,7 @@ class Fetcher:
 
     def _start_threads(self) -> None:
         waiting = len(self._jobs) + len(self._parts)
-        while self._threads < min(self._in_flight.limit, self._active + waiting) and not self._is_closed:
+        while self._threads < min(self._in_flight.limit, self._active + waiting):
             self._threads += 1
             threading.Thread(target=self._run, daemon=True, name="quire-fetcher").start()
         self._lock.notify_all()
@@ -375,7 +414,7 @@ class Fetcher:
         """Wait for the next part to download; None if the thread is not needed any more."""
         until = time.monotonic() + _IDLE_SECONDS
         with self._lock:
-            while not self._is_closed:
+            while True:
                 pause = self._in_flight.pause()
                 if pause <= 0 and self._active < self._in_flight.limit:
                     part = self._choose_part()
@@ -388,7 +427,6 @@ class Fetcher:
                     return None
                 # Releases, requests and downloads that end wake the thread; the timeout is for what they do not cover.
                 self._lock.wait(min(pause, 1.0) if pause > 0 else wait if 0 < wait < 1 else 1.0)
-            return None
 
     def _choose_part(self) -> _Part | None:
         if self._parts:
@@ -427,7 +465,7 @@ class Fetcher:
     def _start(self, job: _Job) -> _Part | None:
         """Reserve room for a block, and return its first part; None if there is no room now."""
         block = job.block
-        if not self._make_room(block.size, is_urgent=bool(job.waiting)):
+        if not self._make_room(block.size, is_urgent=job.priority == NOW):
             return None  # downloads that are under way become removable when they are complete
         heapq.heappop(self._queue)
         job.is_started = True
@@ -455,7 +493,8 @@ class Fetcher:
         return parts[0]
 
     def _download(self, part: _Part) -> None:
-        job, block, error = part.job, part.job.block, None
+        job, block = part.job, part.job.block
+        error: Exception | None = None
         began = time.monotonic()
         if job.error is None:
             try:
@@ -578,6 +617,9 @@ class _InFlight:
 class BlockSource(ABC):
     """Blocks of remote files, on the local disk."""
 
+    is_shared = False
+    """Whether other processes of the same program read the same blocks."""
+
     def __init__(self, place: Path) -> None:
         self.cache = NodeCache(place)
 
@@ -596,6 +638,10 @@ class BlockSource(ABC):
     @abstractmethod
     def release(self, blocks: Iterable[BlockRange]) -> None:
         """Take back requests: this process has passed these blocks."""
+
+    @abstractmethod
+    def add(self, key: str, size: int) -> None:
+        """Report a block that this process has written into the cache by itself."""
 
     @abstractmethod
     def wait(self, folder: Folder, block: BlockRange) -> None:
@@ -633,6 +679,9 @@ class LocalSource(BlockSource):
     def release(self, blocks: Iterable[BlockRange]) -> None:
         self.fetcher.release(self, [block.key for block in blocks])
 
+    def add(self, key: str, size: int) -> None:
+        self.fetcher.add(key, size)
+
     def wait(self, folder: Folder, block: BlockRange) -> None:
         event, errors = threading.Event(), list[Exception]()
 
@@ -643,8 +692,7 @@ class LocalSource(BlockSource):
 
         self.fetcher.need(folder, block, notify)
         while not event.wait(5.0):
-            with self.fetcher._lock:
-                self.fetcher._start_threads()  # a thread may have ended at the moment when the block was queued
+            self.fetcher.ensure_threads()
         if errors:
             raise errors[0]
 

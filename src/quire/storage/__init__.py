@@ -3,7 +3,7 @@
 Modules, from the user's calls down to bytes:
 
 - `_dataset`, `_dataset_writer`: open, read, write and save datasets;
-- `_row_reader`, `_row_locations`: rows by number, and by memory address;
+- `_row_reader`, `_row_locations`: rows by number, and by memory address; `_remote_blocks`: blocks of remote shards;
 - `_where`, `_statistics`, `_pages`, `_previews`: filters, statistics, and rows for viewers;
 - `_shard_reader`, `_shard_writer`, `_manifest`: shards, and the logs that list them;
 - `_block_table`, `_verification`: checksums; `_cache`, `_locks`: local copies, and locks between processes;
@@ -28,6 +28,7 @@ from quire.storage._arrow_codec import is_list_type as is_list_type
 from quire.storage._arrow_codec import read_extension as read_extension
 from quire.storage._block_table import checksum as checksum
 from quire.storage._cache import ShardCache
+from quire.storage._dataset import Location as Location
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import find_dataset as find_dataset
 from quire.storage._dataset import load_parquet as load_parquet

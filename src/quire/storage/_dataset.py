@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
@@ -50,14 +53,16 @@ from quire.errors import (
     SchemaError,
     ShardError,
     StorageError,
+    StorageNotFoundError,
     check_options,
 )
-from quire.files import Folder, HubFolder, RemoteOptions, display_uri, open_folder
+from quire.files import Folder, HubFolder, RemoteOptions, display_uri, open_folder, scheme_of
 from quire.schema import join_path, parse_path
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
 from quire.storage._layout import Layout, layout_fingerprint, paths_within, resolve_columns
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
+from quire.storage._remote_blocks import TailCache, keep_tail
 from quire.storage._row_reader import RowReader
 from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns, stored_class_name
 from quire.storage._shard_reader import (
@@ -116,7 +121,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
     def __init__(
         self,
-        url: str | os.PathLike[str] | DatasetFiles,
+        url: Location | DatasetFiles,
         columns: Iterable[str] | None = None,
         where: Where | None = None,
         options: ReadOptions | None = None,
@@ -129,8 +134,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         files = url if isinstance(url, DatasetFiles) else find_dataset(url, self.options)
         self.folder, self._file = files.folder, files.file
         self._paths = resolve_columns(self.document_type.document_schema(), columns)
-        self.shards: tuple[Shard, ...] = self._count_rows(files.shards)
-        self._open(ShardCache(self.options.cache, self.options.cache_bytes))
+        cache = ShardCache(self.options.cache, self.options.cache_bytes)
+        self.shards: tuple[Shard, ...] = self._count_rows(files.shards, cache)
+        self._open(cache)
         if where is not None:
             self._row_reader.rows = matching_rows(self._row_reader.shard_reader, self.shards, where)
 
@@ -146,12 +152,13 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
 
-    def _count_rows(self, shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    def _count_rows(self, shards: Sequence[Shard], cache: ShardCache) -> tuple[Shard, ...]:
         """Return the shards that have rows; the number of rows of plain files is in their footers."""
         # Footers may be remote, and each takes a request or two: read some at a time.
         if any(shard.rows < 0 for shard in shards):
+            keep = partial(keep_tail, self.folder, cache)
             with ThreadPoolExecutor(_FOOTERS) as pool:
-                shards = list(pool.map(lambda shard: count_rows(self.folder, shard), shards))
+                shards = list(pool.map(lambda shard: count_rows(self.folder, shard, keep), shards))
         return tuple(shard for shard in shards if shard.rows)
 
     def __len__(self) -> int:
@@ -496,13 +503,23 @@ class DatasetFiles(NamedTuple):
     """Makes a class for the rows; by default, it is the class of the first shard."""
 
 
+Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""The folder of a dataset, a file, a pattern of files such as 's3://bucket/part-*.parquet', or a list of files."""
+
+
 def find_dataset(
-    url: str | os.PathLike[str], options: ReadOptions, split: str | None = None, config: str | None = None
+    url: Location, options: ReadOptions, split: str | None = None, config: str | None = None
 ) -> DatasetFiles:
     """Find the shards of a dataset; `split` and `config` are those of a dataset on the Hugging Face Hub."""
-    folder, file = split_file(url, options.remote)
+    if isinstance(url, (list, tuple)):
+        return _list_files(url, options.remote)
+    address: Any = url
+    if _has_wildcards(os.fspath(address)):
+        return _match_files(os.fspath(address), options.remote)
+    folder, file = split_file(address, options.remote)
     if isinstance(folder, HubFolder):
-        opened = import_module("quire.storage._hub_reader").open_split(folder, split, config)  # rarely needed
+        tails = TailCache(ShardCache(options.cache, options.cache_bytes))
+        opened = import_module("quire.storage._hub_reader").open_split(folder, split, config, tails)  # rarely needed
         if isinstance(opened, HubFolder):
             return DatasetFiles(opened, list_shards(opened, None, options))
         return DatasetFiles(opened.folder, opened.shards, infer_class=opened.infer_class)
@@ -513,6 +530,68 @@ def find_dataset(
                 "(hf://datasets/owner/name), and this is none. where=Split(...) selects a part of the rows."
             )
     return DatasetFiles(folder, list_shards(folder, file, options), file)
+
+
+def _has_wildcards(url: str) -> bool:
+    """Whether an address is a pattern of files; a folder or file may have such a name, too."""
+    if scheme_of(url) == "hf":
+        return False
+    is_pattern = "*" in url or ("://" not in url and re.search(r"[?\[]", url) is not None)
+    return is_pattern and ("://" in url or not Path(url).expanduser().exists())
+
+
+def _match_files(pattern: str, remote: RemoteOptions) -> DatasetFiles:
+    """Return the files that match a pattern: '*' and '?' within a name, '**' for folders of any depth."""
+    parts = pattern.split("/")
+    first = next(place for place, part in enumerate(parts) if re.search(r"[*?\[]", part))
+    folder = open_folder("/".join(parts[:first]) or ("/" if pattern.startswith("/") else "."), remote)
+    steps = ["(?:[^/]+/)*" if part == "**" else f"{_translate_wildcards(part)}/" for part in parts[first:]]
+    expression = re.compile("".join(steps).removesuffix("/"))
+    entries = [e for e in folder.list(tuple(SUFFIXES.values()), hidden=True) if expression.fullmatch(e.name)]
+    if not entries:
+        raise StorageNotFoundError(
+            f"{display_uri(pattern)}: no file that ends with {' or '.join(SUFFIXES.values())} matches this pattern."
+        )
+    return DatasetFiles(folder, [Shard(entry.name, -1, entry.size) for entry in entries])
+
+
+def _translate_wildcards(name: str) -> str:
+    """Return the regular expression of a name with wildcards: '*', '?' and '[0-9]'."""
+    known = {"*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*|\?|\[[^\]/]+\])", name)
+    return "".join(
+        known.get(piece) or (piece.replace("[!", "[^", 1) if number % 2 else re.escape(piece))
+        for number, piece in enumerate(pieces)
+    )
+
+
+def _list_files(paths: Sequence[str | os.PathLike[str]], remote: RemoteOptions) -> DatasetFiles:
+    """Return the files of a list, in this order; they are in one store."""
+    suffixes = tuple(SUFFIXES.values())
+    other = [path for path in paths if not isinstance(path, (str, os.PathLike))]
+    if other:
+        raise OptionError(f"a dataset is opened by its path or address, or a list of them, got {describe(other[0])}.")
+    files = [os.fspath(path) for path in paths]
+    wrong = [file for file in files if not file.endswith(suffixes)]
+    if not files or wrong:
+        cause = f"{display_uri(wrong[0])!r} is none" if wrong else "this one is empty"
+        raise OptionError(f"a list of files has paths that end with {' or '.join(suffixes)}, and {cause}.")
+    urls = [file if "://" in file else str(Path(file).expanduser().absolute()) for file in files]
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise OptionError(f"a list of files has {display_uri(twice)} twice: its rows would come twice.")
+    parents = [url.split("/")[:-1] for url in urls]
+    common = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*parents, strict=False))]
+    if not common or (any("://" in url for url in urls) and len(common) < 3):
+        raise OptionError(f"a list of files has files of one store, got {urls[0]!r} and {urls[-1]!r}.")
+    folder = open_folder("/".join(common) or "/", remote)
+    if isinstance(folder, HubFolder):  # all files of one commit
+        folder = folder.pin()
+        folder.files()
+    names = [url[len("/".join(common)) + 1 :] for url in urls]
+    with ThreadPoolExecutor(_FOOTERS) as pool:
+        sizes = list(pool.map(folder.size, names))
+    return DatasetFiles(folder, [Shard(name, -1, size) for name, size in zip(names, sizes, strict=True)])
 
 
 def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
@@ -556,7 +635,7 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
 
 
 def open_dataset(  # noqa: PLR0913 - by name
-    url: str | os.PathLike[str],
+    url: Location,
     document_type: type[DocT] | None = None,
     *,
     columns: Iterable[str] | None = None,
@@ -569,8 +648,9 @@ def open_dataset(  # noqa: PLR0913 - by name
 ) -> StoredDataset[DocT]:
     """Open the dataset in a folder: one that quire wrote, or any folder of Parquet or Arrow files.
 
-    A dataset on the Hugging Face Hub is 'hf://datasets/owner/name', with '@revision' if it is not the main branch;
-    `split` and `config` name one of its splits and configs, and are needed if there are several.
+    A single file, a pattern such as 's3://bucket/2024/*.parquet', and a list of files are datasets, too. A dataset on
+    the Hugging Face Hub is 'hf://datasets/owner/name', with '@revision' if it is not the main branch; `split` and
+    `config` name one of its splits and configs, and are needed if there are several.
 
     Without `document_type`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
     `columns` are the paths of the fields to read. `where` selects rows: a query as `DocumentArray.filter` takes it, a

@@ -4,47 +4,62 @@ The *directory* of a shard says where its blocks are. It is at the end of the fi
 shard of format 2, the footer of any other Parquet file. One read of a range fetches it, and the node cache keeps it.
 A block is then one range (of a Parquet row group of which some columns are read, one range for each run of neighbouring
 columns), which is downloaded into the node cache (`quire.files`), mapped, and verified by the checksums of the table.
-An Arrow block in the layout of the class is used in place. Others are decoded into memory.
+An Arrow block in the layout of the class is used in place. Others are decoded into memory, or into a copy in the node
+cache.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from quire._lowlevel.addresses import map_file
 from quire._lowlevel.forks import no_fork
+from quire.columns import Columns
 from quire.errors import DecodeError, ShardError
-from quire.files import BlockRange, BlockSource, open_block_source
-from quire.storage._block_table import BlockTable, count_nodes, footer_start, parse_table
-from quire.storage._cache import cache_key
+from quire.files import BlockRange, BlockSource, Folder, NodeCache, open_block_source
+from quire.storage._block_table import BlockTable, checksum, count_nodes, footer_start, parse_table
+from quire.storage._cache import ShardCache, cache_key
 from quire.storage._manifest import Shard
 from quire.storage._shard_reader import (
+    TAIL,
     Block,
     DamagedCopyError,
     ShardReader,
     check_table_bytes,
     empty_batch,
+    parse_footer,
     select_columns,
     shard_errors,
 )
 from quire.storage._verification import BlockCheck
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 T = TypeVar("T")
-_TAIL = 1 << 16
-"""The bytes at the end of a Parquet file that are read first: nearly all footers are shorter."""
 _GAP = 1 << 16
 """Columns of a row group that are less than this apart are read in one request."""
 _MAX_DIRECTORIES = 4_096
 """The number of directories that are kept in memory, of some 10 KB each."""
+_MAX_ROOM = 1 << 62
+_PART_BYTES = 16 << 20
+"""About how much is gathered at a time of blocks that are read in order."""
+_BLOCKS_AHEAD = 16
+"""The number of blocks that are downloaded before they are needed, if blocks are read in order."""
+_CHECKSUM = struct.Struct("<Q")
+"""The last bytes of a copy of a decoded block."""
 _DAMAGE = (DecodeError, pa.ArrowException, OSError, ValueError)
 """What reading damaged content raises: pyarrow raises all of these."""
 
@@ -69,7 +84,7 @@ class RemoteBlocks:
         """Return where blocks come from; a forked process has its own."""
         if self._source is None or self._source[0] != os.getpid():
             cache = self._reader.cache
-            source = open_block_source(self._reader.folder, cache.folder / "blocks", cache.max_bytes)
+            source = open_block_source(self._reader.folder, block_folder(cache), cache.max_bytes)
             source.expect(self._reader.folder, sum(shard.bytes for shard in self._shards))
             self._source = os.getpid(), source
         return self._source[1]
@@ -80,7 +95,7 @@ class RemoteBlocks:
         """Read the directories of shards that are not known yet, all at the same time."""
         missing = [number for number in numbers if number not in self._rows]
         if len(missing) > 1:
-            self.fetch([self._tail(self._shards[number]) for number in missing])
+            self.fetch([_tail_range(self._reader.folder, self._shards[number]) for number in missing])
         for number in missing:
             self.directory(number)
 
@@ -100,16 +115,9 @@ class RemoteBlocks:
         """Return the rows of the blocks of a shard; None if its directory was not loaded."""
         return self._rows.get(number)
 
-    def _tail(self, shard: Shard, size: int = _TAIL) -> BlockRange:
-        """Return the range of the directory; of a Parquet file of another writer, the last bytes."""
-        start = shard.table[0] if shard.table is not None else max(0, shard.bytes - size)
-        block = self.range(shard, start, shard.bytes)
-        return block._replace(key=f"{0:08x}{block.key[8:]}")  # keys that begin with zeros are removed last
-
     def range(self, shard: Shard, start: int, stop: int) -> BlockRange:
-        """Return a range of a shard. Its key identifies the content, wherever the shard is stored."""
-        where = "" if shard.xxh3 else self._reader.folder.url
-        return BlockRange(cache_key("block", where, *shard.identity, start, stop), shard.name, start, stop)
+        """Return a range of a shard."""
+        return _block_range(self._reader.folder, shard, start, stop)
 
     def _read_directory(self, shard: Shard) -> Directory:
         if shard.table is None:
@@ -123,11 +131,11 @@ class RemoteBlocks:
             if len(table.blocks) != shard.blocks:
                 raise DecodeError(f"it has {len(table.blocks)} blocks, and the dataset says {shard.blocks}")
             if shard.format == "parquet":
-                return ParquetDirectory(self, self._reader, shard, table, _parse_footer(view[size:]))
+                return ParquetDirectory(self, self._reader, shard, table, parse_footer(view[size:]))
             file = SparseFile(shard.bytes, [(start, tail)])
             return ArrowDirectory(self, self._reader, shard, table, pa.ipc.open_file(pa.PythonFile(file, "r")).schema)
 
-        return self._read_verified(self._tail(shard), shard, parse)
+        return self._read_verified(_tail_range(self._reader.folder, shard), shard, parse)
 
     def _read_footer(self, shard: Shard) -> Directory:
         """Read the footer of a Parquet file without a block table."""
@@ -138,15 +146,15 @@ class RemoteBlocks:
             start = footer_start(lambda first, last: view[first - begin : last - begin], shard.bytes, "parquet")
             if start < begin:
                 return shard.bytes - start
-            metadata = _parse_footer(view[start - begin :])
+            metadata = parse_footer(view[start - begin :])
             groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             if shard.groups and groups != shard.groups:
                 raise DecodeError(f"its row groups have {groups} rows, and the dataset says {shard.groups}")
             return ParquetDirectory(self, self._reader, shard, None, metadata)
 
-        directory = self._read_verified(self._tail(shard), shard, parse)
+        directory = self._read_verified(_tail_range(self._reader.folder, shard), shard, parse)
         if isinstance(directory, int):  # the footer is longer than expected
-            directory = self._read_verified(self._tail(shard, directory), shard, parse)
+            directory = self._read_verified(_tail_range(self._reader.folder, shard, directory), shard, parse)
         if isinstance(directory, int):
             raise DecodeError("its footer is damaged")
         return directory
@@ -175,24 +183,86 @@ class RemoteBlocks:
         with self.source().open(self._reader.folder, block) as file:
             return map_file(file)
 
-    def open(self, number: int, block: int) -> list[Block]:
-        """Open a block of a shard."""
+    def open(self, number: int, block: int, room: int) -> tuple[list[Block], int]:
+        """Open a block of a shard, and return its record batches, and how much memory they take; 0 if they are mapped.
+
+        A block that was decoded is mapped, too: from a copy in the node cache, which is written if other processes read
+        the same blocks, or if the block does not fit into `room` bytes of memory.
+        """
         shard, directory = self._shards[number], self.directory(number)
-        ranges = directory.ranges(block)
+        ranges, size = directory.ranges(block), directory.decoded_bytes(block)
+        if size:
+            key = cache_key("decoded block", directory.conversion, *(each.key for each in ranges), block)
+            copies = self._open_copy(key)
+            if copies is not None:
+                return copies, 0
         with shard_errors(self._reader.folder, shard):
-            for attempt in range(2):
-                buffers = [self.map(each) for each in ranges]
-                try:
-                    with no_fork():
-                        return directory.read(block, ranges, buffers)
-                except DamagedCopyError:
-                    if attempt:
-                        raise
-                except _DAMAGE as error:
-                    failure = self.damaged(shard, ranges, str(error))
-                    if not isinstance(failure, DamagedCopyError):
-                        raise failure from error
+            blocks = self._read(shard, directory, block, ranges)
+        if size and (size > room or self.source().is_shared):
+            self._write_copy(key, [each.batch for each in blocks])
+            copies = self._open_copy(key)
+            if copies is not None:
+                return copies, 0
+        return blocks, size
+
+    def read_verified(self, number: int, block: int) -> list[pa.RecordBatch]:
+        """Return the record batches of a block after all of its columns were verified."""
+        while True:
+            blocks, _ = self.open(number, block, _MAX_ROOM)
+            try:
+                for each in blocks:
+                    if each.check is not None:
+                        each.check(None)
+            except DamagedCopyError:  # it was removed; if it is damaged in the store, the next error is another one
+                continue
+            return [each.batch for each in blocks if len(each.batch)]
+
+    def _read(self, shard: Shard, directory: Directory, block: int, ranges: Sequence[BlockRange]) -> list[Block]:
+        for attempt in range(2):
+            buffers = [self.map(each) for each in ranges]
+            try:
+                with no_fork():
+                    return directory.read(block, ranges, buffers)
+            except DamagedCopyError:
+                if attempt:
+                    raise
+            except _DAMAGE as error:
+                failure = self.damaged(shard, ranges, str(error))
+                if not isinstance(failure, DamagedCopyError):
+                    raise failure from error
         raise AssertionError
+
+    def _write_copy(self, key: str, batches: Sequence[pa.RecordBatch]) -> None:
+        """Write a decoded block: a stream of Arrow messages, and its checksum. Without room, there is no copy."""
+        with no_fork():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            content = sink.getvalue()
+        source, size = self.source(), content.size + _CHECKSUM.size
+        source.cache.write(
+            BlockRange(key, "", 0, size), memoryview(content), _CHECKSUM.pack(checksum(memoryview(content)))
+        )
+        source.add(key, size)
+
+    def _open_copy(self, key: str) -> list[Block] | None:
+        """Map a decoded block; None if there is no copy, or it is damaged."""
+        cache = self.source().cache
+        try:
+            with cache.path(key).open("rb") as file:
+                buffer = map_file(file)
+        except OSError:
+            return None
+        view = memoryview(buffer)
+        content, end = view[: -_CHECKSUM.size], view[-_CHECKSUM.size :]
+        if len(view) <= _CHECKSUM.size or (
+            self._reader.verify != "never" and _CHECKSUM.pack(checksum(content)) != bytes(end)
+        ):
+            cache.remove(key)
+            return None
+        with no_fork():
+            return [Block(batch) for batch in pa.ipc.open_stream(buffer.slice(0, len(content)))]
 
     def damaged(self, shard: Shard, ranges: Sequence[BlockRange], reason: str) -> ShardError:
         """Remove damaged blocks from the node cache, and return the error; the next reader downloads them again.
@@ -225,9 +295,102 @@ class RemoteBlocks:
         raise AssertionError
 
 
-def _parse_footer(footer: memoryview) -> pq.FileMetaData:
-    """Return the metadata in the footer of a Parquet file, of which these are the last bytes."""
-    return pq.read_metadata(pa.BufferReader(b"PAR1" + bytes(footer)))
+def _block_range(folder: Folder, shard: Shard, start: int, stop: int) -> BlockRange:
+    """Return a range of a shard. Its key identifies the content, wherever the shard is stored."""
+    where = "" if shard.xxh3 else folder.url
+    return BlockRange(cache_key("block", where, *shard.identity, start, stop), shard.name, start, stop)
+
+
+def _tail_range(folder: Folder, shard: Shard, size: int = TAIL) -> BlockRange:
+    """Return the range of the directory of a shard; of a Parquet file of another writer, the last bytes."""
+    start = shard.table[0] if shard.table is not None else max(0, shard.bytes - size)
+    block = _block_range(folder, shard, start, shard.bytes)
+    return block._replace(key=f"{0:08x}{block.key[8:]}")  # keys that begin with zeros are removed last
+
+
+def keep_tail(folder: Folder, cache: ShardCache, shard: Shard, tail: bytes) -> None:
+    """Put the last bytes of a Parquet file, which were read to count its rows, into the node cache."""
+    if shard.format == "parquet" and shard.table is None:
+        NodeCache(block_folder(cache)).write(_tail_range(folder, shard), tail)
+
+
+class TailCache:
+    """The ends of Parquet files in the node cache, for files whose stamp identifies their content."""
+
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
+
+    def load(self, folder: Folder, shard: Shard) -> bytes | None:
+        """Return the last bytes of a file; None if they are not in the cache."""
+        block = _tail_range(folder, shard)
+        try:
+            tail = NodeCache(block_folder(self._cache)).path(block.key).read_bytes()
+        except OSError:
+            return None
+        return tail if len(tail) == block.stop - block.start else None
+
+    def keep(self, folder: Folder, shard: Shard, tail: bytes) -> None:
+        """Keep the last bytes of a file."""
+        keep_tail(folder, self._cache, shard, tail)
+
+
+def block_folder(cache: ShardCache) -> Path:
+    """Return the folder of the node cache."""
+    return cache.folder / "blocks"
+
+
+# --- reading in order
+
+
+def read_columns(
+    reader: ShardReader,
+    shard: Shard,
+    rows: NDArray[np.int64] | None = None,
+    may_match: Callable[[pq.RowGroupMetaData], bool] | None = None,
+) -> Iterator[tuple[NDArray[np.int64], Columns]]:
+    """Yield rows of a shard in order, as `ShardReader.read_columns` does; a remote shard is read by blocks.
+
+    Blocks without one of the rows are not downloaded, nor row groups that `may_match` rules out.
+    """
+    blocks = RemoteBlocks(reader, (shard,))
+    if not blocks.covers(shard):
+        yield from reader.read_columns(shard, rows, may_match)
+        return
+    if rows is not None and not len(rows):
+        return
+    directory = blocks.directory(0)
+    ends = np.cumsum(directory.rows)
+    if shard.rows not in (-1, int(ends[-1]) if len(ends) else 0):
+        raise reader.altered_error(
+            shard, f"its blocks have {int(ends[-1]):,} rows, and the dataset says {shard.rows:,}"
+        )
+    needed = [
+        block
+        for block, end in enumerate(ends.tolist())
+        if (rows is None or np.searchsorted(rows, end - directory.rows[block]) < np.searchsorted(rows, end))
+        and (may_match is None or directory.may_match(block, may_match))
+    ]
+    for place, block in enumerate(needed):
+        if place % _BLOCKS_AHEAD == 0:  # what is used next, and as much after it
+            ahead = needed[place : place + 2 * _BLOCKS_AHEAD]
+            blocks.fetch([each for number in ahead for each in directory.ranges(number)])
+        start = int(ends[block]) - directory.rows[block]
+        for batch in blocks.read_verified(0, block):
+            own = np.arange(start, start + len(batch))
+            start += len(batch)
+            positions = np.arange(len(batch))
+            if rows is not None:
+                positions = rows[slice(*np.searchsorted(rows, [own[0], own[-1] + 1]))] - own[0]
+            # Decoded blocks of other writers may be large: parts have about 16 MiB.
+            step = max(1, _PART_BYTES * len(batch) // max(batch.nbytes, 1))
+            for first in range(0, len(positions), step):
+                part = positions[first : first + step]
+                with shard_errors(reader.folder, shard):
+                    columns = reader.layout.gather(reader.layout.locate_rows(batch, part))
+                yield own[part], columns
+
+
+# --- directories
 
 
 class Directory(ABC):
@@ -238,6 +401,8 @@ class Directory(ABC):
 
     def __init__(self, blocks: RemoteBlocks, reader: ShardReader, shard: Shard) -> None:
         self._blocks, self._reader, self._shard = blocks, reader, shard
+        self.conversion = reader.conversion(shard)
+        """Identifies what decoding a block results in."""
         self._ranges: dict[int, list[BlockRange]] = {}
 
     def ranges(self, block: int) -> list[BlockRange]:
@@ -248,6 +413,14 @@ class Directory(ABC):
 
     @abstractmethod
     def _bounds(self, block: int) -> list[tuple[int, int]]: ...
+
+    def may_match(self, block: int, test: Callable[[pq.RowGroupMetaData], bool]) -> bool:
+        """Return whether the statistics of a block leave a chance; Arrow files have none."""
+        return True
+
+    @abstractmethod
+    def decoded_bytes(self, block: int) -> int:
+        """Return about how much memory the record batches of a block take; 0 if they are mapped."""
 
     @abstractmethod
     def read(self, block: int, ranges: Sequence[BlockRange], buffers: Sequence[pa.Buffer]) -> list[Block]:
@@ -269,6 +442,9 @@ class ArrowDirectory(Directory):
             if self._in_layout
             else [list(range(sum(count_nodes(field.type) for field in schema)))]
         )
+
+    def decoded_bytes(self, block: int) -> int:
+        return 0 if self._in_layout else int(self._table.blocks[block, 2])
 
     def _bounds(self, block: int) -> list[tuple[int, int]]:
         _, start, size, _ = self._table.blocks[block].tolist()
@@ -316,6 +492,13 @@ class ParquetDirectory(Directory):
             if any(path == name or path.startswith(f"{name}.") for name in self._names)
         ]
 
+    def may_match(self, block: int, test: Callable[[pq.RowGroupMetaData], bool]) -> bool:
+        return test(self._metadata.row_group(block))
+
+    def decoded_bytes(self, block: int) -> int:
+        group = self._metadata.row_group(block)
+        return sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves)
+
     def _chunk(self, group: int, leaf: int) -> tuple[int, int]:
         """Return the offset and the bytes of a column of a row group."""
         chunk = self._metadata.row_group(group).column(leaf)
@@ -346,6 +529,7 @@ class ParquetDirectory(Directory):
         file = pq.ParquetFile(
             pa.PythonFile(SparseFile(self._shard.bytes, places), "r"),
             metadata=self._metadata,
+            pre_buffer=True,  # one read for all columns: each read of a Python file waits for the interpreter
             page_checksum_verification=is_verified and self._table is None,
         )
         decoded = file.read_row_group(block, self._names, use_threads=False)

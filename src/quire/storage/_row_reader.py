@@ -26,7 +26,7 @@ from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._layout import Layout, layout_fingerprint
 from quire.storage._manifest import Shard
-from quire.storage._remote_blocks import RemoteBlocks
+from quire.storage._remote_blocks import RemoteBlocks, read_columns
 from quire.storage._row_locations import RowLocations
 from quire.storage._sequences import (
     ElementRanges,
@@ -86,6 +86,12 @@ class RowReader:
     _virtual_rows: int
     _cached_bytes: int
     """The size of open copies in the cache."""
+    _open_units: OrderedDict[int, _OpenUnit]
+    """Open blocks of remote shards. The ones that were used last are at the end."""
+    _decoded_bytes: int
+    _mapped_bytes: int
+    _closed: int
+    """The number of closed blocks whose memory the address table still holds."""
 
     def __init__(
         self,
@@ -208,12 +214,13 @@ class RowReader:
                 read(numbers == number)
 
     def read_parts(self) -> Iterator[Columns]:
-        """Yield the columns of all rows in order, in parts of at most about 16 MiB. The cache is not used.
+        """Yield the columns of all rows in order, in parts of at most about 16 MiB.
 
         Shards are read from their beginning; row groups and record batches in which a filter matches no row are not.
+        The cache is not used, except for blocks of remote shards.
         """
         for start, shard in zip(self.starts.tolist(), self.shards, strict=False):
-            for _, columns in self.shard_reader.read_columns(shard, rows_of_shard(self.rows, start, shard)):
+            for _, columns in read_columns(self.shard_reader, shard, rows_of_shard(self.rows, start, shard)):
                 yield columns
 
     # --- lists and tensors of any length
@@ -261,7 +268,7 @@ class RowReader:
         return self._block_starts
 
     def block_bytes(self) -> NDArray[np.int64]:
-        """Return the bytes of each block in `block_starts`: of a remote one, those that are downloaded for its columns."""
+        """Return the bytes of each block of `block_starts`; of a remote one, those that are downloaded."""
         self.block_starts()
         sizes: list[int] = []
         for number, shard in enumerate(self.shards):
@@ -469,12 +476,13 @@ class RowReader:
                 if not self._has_blocks[number]:
                     self._open_shard(number, unit, starts)
                     continue
-                blocks = self._blocks.open(number, block)
+                blocks, decoded = self._blocks.open(number, block, _MAX_DECODED - self._decoded_bytes)
                 with no_fork():
                     parts = [self.layout.locate(each.batch) for each in blocks]
-                decoded = sum(each.batch.nbytes for each in blocks if each.check is None)
-                self._open_units[unit] = _OpenUnit(blocks, parts, decoded)
+                mapped = 0 if decoded else self.unit_bytes(unit)
+                self._open_units[unit] = _OpenUnit(blocks, parts, decoded, mapped)
                 self._decoded_bytes += decoded
+                self._mapped_bytes += mapped
                 self._add_unit(unit, blocks, parts, [{}] * len(blocks), starts)
         finally:
             self._batch_starts = np.concatenate(starts)
@@ -482,11 +490,15 @@ class RowReader:
 
     def _trim(self, keep: int) -> None:
         """Close the blocks that were used least recently, down to the limits; the last `keep` stay open."""
-        limit, most = _MAX_DECODED, _MAX_OPEN // 2
-        if self._decoded_bytes > limit or len(self._open_units) > most:
-            while len(self._open_units) > keep and (
-                self._decoded_bytes > limit // 2 or len(self._open_units) > most // 2
-            ):
+        # Blocks that the node cache has removed take up the disk while they are mapped.
+        limits = _MAX_DECODED, self.shard_reader.cache.max_bytes // 2, _MAX_OPEN // 2
+
+        def exceeds(share: int) -> bool:
+            sizes = self._decoded_bytes, self._mapped_bytes, len(self._open_units)
+            return any(size > limit // share for size, limit in zip(sizes, limits, strict=True))
+
+        if exceeds(1):
+            while len(self._open_units) > keep and exceeds(2):
                 self._close_unit(next(iter(self._open_units)))
             self._closed = _MAX_OPEN  # so that their memory is given back now
         if self._closed > len(self._open_units) + _MAX_CLOSED:
@@ -497,16 +509,17 @@ class RowReader:
         closed = self._open_units.pop(unit, None)
         if closed is not None:
             self._decoded_bytes -= closed.decoded_bytes
+            self._mapped_bytes -= closed.mapped_bytes
             self._closed += 1
 
     def _renew_addresses(self) -> None:
         """Make a new address table of the open blocks, which lets go of the memory of those that were closed."""
-        units, decoded = self._open_units, self._decoded_bytes
+        units, sizes = self._open_units, (self._decoded_bytes, self._mapped_bytes)
         self._close_all()
-        self._open_units, self._decoded_bytes = units, decoded
+        self._open_units, (self._decoded_bytes, self._mapped_bytes) = units, sizes
         starts = [self._batch_starts]
-        for unit, (blocks, parts, _) in units.items():
-            self._add_unit(unit, blocks, parts, [{}] * len(blocks), starts)
+        for unit, open_unit in units.items():
+            self._add_unit(unit, open_unit.blocks, open_unit.parts, [{}] * len(open_unit.blocks), starts)
         self._batch_starts = np.concatenate(starts)
         self._batch_index = RangeIndex(self._batch_starts, self._virtual_rows)
 
@@ -548,8 +561,8 @@ class RowReader:
         if self.shard_reader.reads_ahead:
             self._addresses.read_ahead_parts = self.layout.read_ahead_parts
         self._opened = np.full(len(self._unit_starts), -1, np.int64)
-        self._open_units: OrderedDict[int, _OpenUnit] = OrderedDict()
-        self._decoded_bytes = self._closed = 0
+        self._open_units = OrderedDict()
+        self._decoded_bytes = self._mapped_bytes = self._closed = 0
         self._batch_starts, self._virtual_rows = np.zeros(0, np.int64), 0
         self._batch_index = RangeIndex(self._batch_starts, 0)
         self._cached_bytes = 0
@@ -561,6 +574,7 @@ class _OpenUnit(NamedTuple):
     blocks: Sequence[Block]
     parts: Sequence[list[int]]
     decoded_bytes: int
+    mapped_bytes: int
 
 
 _alive: weakref.WeakSet[RowReader] = weakref.WeakSet()

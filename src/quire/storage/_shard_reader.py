@@ -31,6 +31,7 @@ from quire.storage._block_table import (
     checksum,
     count_nodes,
     find_table,
+    footer_start,
     hasher,
     parse_table,
     read_from,
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS, _MAX_BYTES = 8192, 16 << 20
 """At most this number of rows, and about this number of bytes, of a row group of another writer are read at a time."""
-_TAIL = 1 << 16
+TAIL = 1 << 16
+"""The bytes at the end of a remote file that are read first: nearly all footers are shorter."""
 
 
 class DamagedCopyError(ShardError):
@@ -138,13 +140,24 @@ class ShardReader:
         return True
 
     def _cache_key(self, shard: Shard) -> str:
-        """Return the key of the copy. Where the shard is in another layout, its aliases and defaults matter as well."""
+        """Return the key of the copy."""
         # Copies are shared by all datasets that have the same content in the same layout, wherever it is stored; files
         # of other tools have no checksum that would identify their content.
+        where = "" if shard.xxh3 else self.folder.url
+        return cache_key("2", where, *shard.identity, *self._conversion(shard))
+
+    def _conversion(self, shard: Shard) -> tuple[str, str]:
+        """Return what identifies the conversion of a shard to the layout.
+
+        Where the shard is in another layout, the aliases and defaults of the class matter as well.
+        """
         layout, whole = self.layout, self.layout.schema.document_type.document_schema()
         is_same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
-        where = "" if shard.xxh3 else self.folder.url
-        return cache_key("2", where, *shard.identity, layout.fingerprint, "" if is_same else json_schema(layout.schema))
+        return layout.fingerprint, "" if is_same else json_schema(layout.schema)
+
+    def conversion(self, shard: Shard) -> str:
+        """Return a text that identifies the conversion of a shard to the layout."""
+        return cache_key(*self._conversion(shard), str(partition_values(shard.name)))
 
     def _write_copy(self, shard: Shard, target: Path) -> None:
         """Write a shard as an Arrow file in the layout of the class, with a block table of its own."""
@@ -636,25 +649,43 @@ def footer_null_counts(metadata: pq.FileMetaData) -> dict[str, int]:
     return counts
 
 
-def count_rows(folder: Folder, shard: Shard) -> Shard:
-    """Return a shard of another writer with its number of rows, from its footer."""
+def count_rows(folder: Folder, shard: Shard, keep_tail: Callable[[Shard, bytes], None] | None = None) -> Shard:
+    """Return a shard of another writer with its number of rows, from its footer.
+
+    `keep_tail` gets the shard and the last bytes of a remote Parquet file, so that they need not be read again.
+    """
     if shard.rows >= 0:
         return shard
-    with shard_errors(folder, shard), pa.PythonFile(RangeReader(folder, shard), "r") as file:
-        if shard.format == "parquet":
-            metadata = pq.read_metadata(file)
-            groups = tuple(_group_rows(metadata))
-        else:
-            reader = pa.ipc.open_file(file)
-            groups = tuple(len(reader.get_batch(i)) for i in range(reader.num_record_batches))
+    path = folder.local_path(shard.name)
+    with shard_errors(folder, shard):
         # The stamp tells this file from a later one of the same name and size: by the time of a local file; of a
         # remote one, by a checksum of its end, which has the sizes of all its parts.
-        path = folder.local_path(shard.name)
         if path is not None:
             stamp = str(path.stat().st_mtime_ns)
         else:
-            stamp = f"{checksum(folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)):016x}"
-        return replace(shard, rows=sum(groups), groups=groups, stamp=stamp)
+            start = max(0, shard.bytes - TAIL)
+            tail = folder.read_range(shard.name, start, shard.bytes)
+            stamp = f"{checksum(tail):016x}"
+        if shard.format == "parquet" and path is None:
+            at = footer_start(lambda first, last: tail[first - start : last - start], shard.bytes, "parquet")
+            footer = tail[at - start :] if at >= start else folder.read_range(shard.name, at, shard.bytes)
+            groups = tuple(_group_rows(parse_footer(footer)))
+        else:
+            with pa.PythonFile(RangeReader(folder, shard), "r") as file:
+                if shard.format == "parquet":
+                    groups = tuple(_group_rows(pq.read_metadata(file)))
+                else:
+                    reader = pa.ipc.open_file(file)
+                    groups = tuple(len(reader.get_batch(i)) for i in range(reader.num_record_batches))
+        counted = replace(shard, rows=sum(groups), groups=groups, stamp=stamp)
+        if path is None and keep_tail is not None:
+            keep_tail(counted, tail)
+        return counted
+
+
+def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:
+    """Return the metadata in the footer of a Parquet file, of which these are the last bytes."""
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + bytes(footer)))
 
 
 def recover_shard(folder: Folder, shard: Shard) -> Shard:

@@ -24,6 +24,7 @@ from quire.storage._cache import cache_key
 from quire.storage._layout import Layout, Paths, json_schema, layout_fingerprint, paths_within
 from quire.storage._manifest import Shard
 from quire.storage._nested_codecs import DocumentCodec
+from quire.storage._remote_blocks import read_columns
 from quire.storage._shard_reader import ShardReader
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _find_rows(
     may_match = partial(_may_match, bounds=bounds) if bounds else None
     matches, start = [np.zeros(0, np.int64)], 0
     for shard in shards:
-        for numbers, columns in narrow.read_columns(shard, rows_of_shard(rows, start, shard), may_match):
+        for numbers, columns in read_columns(narrow, shard, rows_of_shard(rows, start, shard), may_match):
             matches.append(start + numbers[query.rows(columns)])
         start += shard.rows
     return np.concatenate(matches)
