@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ShardError, StorageError, StorageNotFoundError
+from quire.errors import ShardError, StorageError, StorageExistsError, StorageNotFoundError
 from quire.files import Folder, open_folder
 from quire.storage import _manifest as manifest_module
 from quire.storage._manifest import (
@@ -202,10 +202,14 @@ def test_replacing_log_is_written_in_one_step(folder: Folder) -> None:
     head, line = lines_of(folder, log)
     assert content_of(head) == {"replaces": ["a.v2.jsonl", "b.jsonl"]}
     assert Shard.from_dict(line) == NEW
+    with pytest.raises(StorageExistsError, match="the file exists already"):
+        log.publish(())
+    assert content_of(lines_of(folder, log)[0]) == {"replaces": ["a.v2.jsonl", "b.jsonl"]}
     log.publish(None)
     assert content_of(lines_of(folder, log)[0]) == {}
-    log.publish(())
-    assert content_of(lines_of(folder, log)[0]) == {"replaces": []}
+    other = Log.create(folder, replaces=True)
+    other.publish(())
+    assert content_of(lines_of(folder, other)[0]) == {"replaces": []}
 
 
 def test_lines_end_with_their_checksum() -> None:

@@ -135,8 +135,12 @@ class Log:
     def publish(self, replaced: tuple[str, ...] | None) -> None:
         """Write all lines in one step, replacing other logs; with None, none is replaced."""
         head = encode_line({} if replaced is None else {"replaces": replaced})
+        content = "".join(f"{line}\n" for line in (head, *self.lines)).encode()
+        if replaced is not None:
+            self.folder.create(self.path, content)  # in one step, and never in place of the log of another writer
+            return
         with self.folder.open_for_write(self.path) as file:
-            file.write("".join(f"{line}\n" for line in (head, *self.lines)).encode())
+            file.write(content)
 
 
 @dataclass(frozen=True)
