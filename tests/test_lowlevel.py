@@ -102,6 +102,29 @@ def test_pool_limits_free_memory() -> None:
     assert [piece.size for piece in pool._free.values()] == [(40 << 20) + 64 * number for number in range(2, 6)]
 
 
+def test_pool_releases_memory_of_sizes_that_are_not_used_any_more() -> None:
+    pool = MemoryPool()
+    for number in range(200):  # one array at a time, each of another size
+        pool.take(SIZE + 64 * number)
+    assert len(pool._free) <= 64
+    assert len(pool._returned) <= 5
+    for number in range(8):
+        pool.take((40 << 20) + 64 * number)
+    assert sum(piece.size for piece in pool._free.values()) <= (128 << 20) + 2 * (41 << 20)
+
+
+def test_pool_hands_out_arrays_of_a_dtype() -> None:
+    pool = MemoryPool()
+    first = pool.take_array((4, SIZE // 32), np.dtype(np.int64), SIZE)
+    place = first.ctypes.data
+    assert (first.shape, first.dtype) == ((4, SIZE // 32), np.int64)
+    held = first[1:, 5]
+    del first
+    assert pool.take_array((SIZE // 4,), np.dtype(np.float32), SIZE).ctypes.data != place
+    del held
+    assert place in {pool.take_array((SIZE // 4,), np.dtype(np.float32), SIZE).ctypes.data for _ in range(3)}
+
+
 def test_free_memory_goes_with_the_pool() -> None:
     pool = MemoryPool()
     held, freed = pool.take(SIZE), pool.take(SIZE)

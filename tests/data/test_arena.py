@@ -4,11 +4,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from quire import BaseDocument, DocumentArray
 from quire.data import MultiModalDataset, batched
+from quire.errors import FunctionError, RowIndexError
 from quire.typing import TorchTensor
 
 pytestmark = pytest.mark.needs("torch")
@@ -143,3 +145,47 @@ def test_gathering_supports_gradients() -> None:
     assert images.grad is not None
     assert images.grad[:8].eq(1).all()
     assert images.grad[8:].eq(0).all()
+
+
+def test_rows_follow_a_source_that_moves_to_shared_memory() -> None:
+    batch = pictures().stack()
+    ds = MultiModalDataset[Picture](batch)
+    assert ds.__getitems__([3]).image.eq(3).all()
+    batch.image.share_memory_()  # torch frees the memory that the tensor had
+    batch.image[3] = 7
+    assert ds.__getitems__([3]).image.eq(7).all()
+    assert ds.__getitems__(list(range(8))).image[4].eq(4).all()
+
+
+def test_ids_do_not_change_with_the_array_of_positions() -> None:
+    ds = dataset()
+    positions = np.arange(8)
+    batch = ds.__getitems__(positions)
+    expected_ids = ds.__getitems__(list(range(8))).id
+    positions[:] = 0
+    assert batch.id == expected_ids
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(4, None), slice(None, None, 2)], ids=["all", "tail", "step"])
+def test_list_of_ints_selects_the_rows_that_an_array_selects(part: slice) -> None:
+    ds = dataset()[part]
+    for rows in ([3, -1, 0, 3], [True] * len(ds), [np.int64(2), 1], [1, True], list(range(len(ds)))):
+        expected_labels = list(range(32))[part]
+        chosen = np.arange(len(ds))[np.array(rows)]
+        assert ds.__getitems__(rows).label.tolist() == [expected_labels[row] for row in chosen]
+    for wrong in ([len(ds)], [-len(ds) - 1], [0, 1.5], [0, "1"], [0, [1]], [0, 2**70], [0, None]):
+        with pytest.raises(RowIndexError):
+            ds.__getitems__(wrong)
+    assert len(ds.__getitems__([])) == 0
+
+
+def test_errors_of_functions_are_raised_once() -> None:
+    calls: list[torch.Tensor] = []
+
+    def fail(image: torch.Tensor) -> torch.Tensor:
+        calls.append(image)
+        raise ValueError("no")
+
+    with pytest.raises(FunctionError, match="no"):
+        dataset(fail).__getitems__([1])
+    assert len(calls) == 1
