@@ -539,9 +539,12 @@ class PackFetch:
     ) -> DocumentBatch[Any]:
         count, length, total = part.blocks, self._length, len(tokens)
         owners = part.places // length
+        if int(part.sizes.sum()) == total:  # all blocks are full, as all but the last of an epoch are
+            used, padded = np.full(count, length, np.int64), np.zeros(0, np.int64)
+        else:
+            used = np.bincount(owners, part.sizes, minlength=count).astype(np.int64)
+            padded = np.flatnonzero(used < length)
         # Padding is a piece from the end of the last piece of a block to the end of the block.
-        used = np.bincount(owners, part.sizes, minlength=count).astype(np.int64)
-        padded = np.flatnonzero(used < length)
         places, rows, owners_all = part.places, part.rows, owners
         if len(padded):
             begins = padded * length + used[padded]
@@ -552,20 +555,18 @@ class PackFetch:
         sizes = part.sizes if not len(padded) else np.diff(places, append=total)
         if tokens.dtype != self._dtype:
             tokens = tokens.astype(self._dtype)
-        for begin, stop in zip(
-            (padded * length + used[padded]).tolist(), ((padded + 1) * length).tolist(), strict=True
-        ):
-            tokens[begin:stop] = self._pad_value
+        for block in padded.tolist():
+            tokens[block * length + used[block] : (block + 1) * length] = self._pad_value
         shape = count, length
+        document_ids = rows.repeat(sizes)
         # Large arrays are made in memory that was used before: the page faults of new memory cost more than filling it.
-        position_ids, document_ids = (take_buffer(total * 8).view(np.int64).reshape(shape) for _ in range(2))
+        position_ids = take_buffer(total * 8).view(np.int64).reshape(shape)
         pieces = np.bincount(owners_all, minlength=count)
         within = places - owners_all * length
         end = 0
         for block, number in enumerate(pieces.tolist()):  # one by one, so that copies stay in the processor's cache
             own, end = slice(end, end + number), end + number
             np.subtract(self._counting, within[own].repeat(sizes[own]), out=position_ids[block])
-            document_ids[block] = rows[own].repeat(sizes[own])
         # A 0 before the ends of the pieces of each block.
         ends = (within + sizes).astype(np.int32)
         cu_seqlens = np.zeros(len(ends) + count, np.int32)
@@ -578,7 +579,7 @@ class PackFetch:
 
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(owners[is_first], minlength=count))])
         shapes: list[tuple[int, ...]] = [(size + 1,) for size in pieces.tolist()]
-        if self._has_mixed:
+        if self._has_mixed and documents.frameworks:
             documents = convert_columns(documents, self._framework)
         documents = self._missing.apply(documents, partial(_describe_row, part.rows[is_first]))
         columns = Columns(
