@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
+from quire.columns import LentColumn, TensorColumn
 from quire.data import MultiModalDataset
 from quire.errors import ColumnError, MissingValueError
 from quire.typing import TorchTensor
@@ -295,6 +296,20 @@ def test_compiled_function_reads_batches_of_a_worker_process(counter: Any) -> No
     step = torch.compile(read_columns, fullgraph=True, backend=counter)
     batch = pickle.loads(pickle.dumps(make_batch()))
     assert torch.equal(step(batch), read_columns(batch))
+
+
+def test_borrowed_column_is_read_before_a_compiled_function(counter: Any) -> None:
+    batch = make_batch()
+    expected = read_columns(batch)
+    column: Any = batch._columns.columns["image"]
+    array = column.data.numpy()
+    array.flags.writeable = False
+    batch._columns.columns["image"] = LentColumn.lend(TensorColumn(column.field, array, column.framework))
+    step = torch.compile(read_columns, fullgraph=True, backend=counter)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="'image' is borrowed from a message"):
+        step(batch)
+    batch.tensors()
+    assert torch.equal(step(batch), expected)
 
 
 # --- torch.export

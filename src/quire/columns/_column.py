@@ -322,6 +322,12 @@ class LentColumn(TensorColumn):
     def data(self) -> Tensor:
         """The tensor, in memory of its own."""
         if self._own is None:
+            if self.framework.is_tracing():
+                # torch.compile traces neither the lock nor an array that is read-only, as a message is.
+                raise ColumnError(
+                    f"the column {self.field.name!r} is borrowed from a message, and a compiled function cannot be the "
+                    f"first to read it: read it before the call, for instance with batch.tensors()."
+                )
             # One lock for all columns: two threads that read a column at once must get the same tensor.
             with _copying:
                 if self._borrowed is not None:

@@ -131,6 +131,10 @@ class Framework(ABC):
         """Return a copy of a mask as a tensor."""
         return self.from_numpy(mask.copy())
 
+    def is_tracing(self) -> bool:
+        """Return whether a compiler traces the calling code, for instance torch.compile."""
+        return False
+
     def cast(self, value: Tensor, dtype: str) -> Tensor:
         """Return the tensor in another floating dtype, rounded to its precision."""
         return self.from_numpy(self.to_numpy(value).astype(common_dtype(dtype)))

@@ -225,6 +225,9 @@ class TorchFramework(Framework):
     def from_mask(self, mask: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(mask.copy())  # torch.compile traces this
 
+    def is_tracing(self) -> bool:
+        return torch.compiler.is_compiling()
+
     def cast(self, value: Tensor, dtype: str) -> Tensor:
         return value.to(self.native_dtype(dtype))
 
