@@ -338,6 +338,35 @@ def test_opening_takes_three_requests_and_one_for_each_shard(hub: Hub) -> None:
     assert not any(request.method == "HEAD" for request in hub.requests)
 
 
+def test_footers_are_read_once_on_a_machine(hub: Hub, tmp_path: Path) -> None:
+    hub.create("owner/pets", SHARDED)
+    dataset = open_dataset(PETS, split="train", cache=tmp_path / "cache")
+    assert hub.count()["cdn"] == 3
+    assert dataset.take(range(6)).number.tolist() == [0, 1, 2, 3, 4, 5]
+    assert hub.count() == {"cdn": 3}  # a row group of each file
+    again = open_dataset(PETS, split="train", cache=tmp_path / "cache")
+    assert hub.count() == {"refs": 1, "tree": 1, "resolve": 1}  # no footer, and a small card
+    assert read_numbers(again) == [0, 1, 2, 3, 4, 5]
+
+
+def test_damaged_footer_in_the_cache_is_read_again(hub: Hub, tmp_path: Path) -> None:
+    hub.create("owner/pets", SHARDED)
+    open_dataset(PETS, split="train", cache=tmp_path / "cache")
+    copies = [path for path in (tmp_path / "cache" / "blocks").rglob("*") if path.is_file() and path.stat().st_size]
+    assert copies
+    for path in copies:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert read_numbers(open_dataset(PETS, split="train", cache=tmp_path / "cache")) == [0, 1, 2, 3, 4, 5]
+
+
+def test_list_of_files_takes_one_listing(hub: Hub, tmp_path: Path) -> None:
+    hub.create("owner/pets", SHARDED)
+    files = [f"{PETS}/data/test-00000-of-00001.parquet", f"{PETS}/data/train-00000-of-00003.parquet"]
+    dataset = open_dataset(files, Numbered, cache=tmp_path / "cache")
+    assert hub.count() == {"refs": 1, "tree": 1, "resolve": 2, "cdn": 2}
+    assert read_numbers(dataset) == [10, 0, 1]
+
+
 def test_commit_needs_no_request_for_the_revision(hub: Hub) -> None:
     repository = hub.create("owner/pets", {"a.parquet": numbers(1)})
     open_dataset(f"{PETS}@{repository.refs['refs/heads/main']}")

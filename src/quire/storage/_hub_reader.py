@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from quire.storage._shard_reader import footer_null_counts, shard_errors
 
 CARD = "README.md"
 DEFAULT_CONFIG = "default"
-_TAIL = 64 << 10
+TAIL = 1 << 16
 """The bytes at the end of a file that are read for its footer; a longer footer takes a second request."""
 _PARALLEL = 16
 """The number of footers that are read at a time."""
@@ -42,6 +43,16 @@ _WORDS = re.compile(r"[-._ 0-9]+")
 
 Splits = dict[str, list[str]]
 """The names of files, by split."""
+
+
+class TailCache(Protocol):
+    """Keeps the ends of files between processes and programs: the content of a file at a commit never changes."""
+
+    def load(self, folder: HubFolder, shard: Shard) -> bytes | None:
+        """Return the last bytes of a file, if they are known."""
+
+    def keep(self, folder: HubFolder, shard: Shard, tail: bytes) -> None:
+        """Keep the last bytes of a file."""
 
 
 class _Footer(NamedTuple):
@@ -65,7 +76,9 @@ class HubSplit:
         return class_from_features(self.schema, features, self.null_counts, "Row")
 
 
-def open_split(folder: HubFolder, split: str | None, config: str | None) -> HubSplit | HubFolder:
+def open_split(
+    folder: HubFolder, split: str | None, config: str | None, tails: TailCache | None = None
+) -> HubSplit | HubFolder:
     """Find the files of a split of a dataset, or of a folder in its repository.
 
     A folder with the logs of a dataset that quire wrote is returned as it is, at the commit that it has now.
@@ -87,7 +100,8 @@ def open_split(folder: HubFolder, split: str | None, config: str | None) -> HubS
     else:
         pinned, names = _select(pinned, split, config)
         files = pinned.files()
-    return read_footers(pinned, [Shard(name, -1, files[name].size, stamp=files[name].digest) for name in names])
+    shards = [Shard(name, -1, files[name].size, stamp=files[name].digest) for name in names]
+    return read_footers(pinned, shards, tails)
 
 
 def _refuse_split(folder: HubFolder, split: str | None, config: str | None, why: str) -> None:
@@ -263,10 +277,10 @@ def _in_usual_order(splits: Splits) -> Splits:
 # --- footers
 
 
-def read_footers(folder: HubFolder, files: Sequence[Shard]) -> HubSplit:
+def read_footers(folder: HubFolder, files: Sequence[Shard], tails: TailCache | None = None) -> HubSplit:
     """Read the footers of files, which have the number of rows, the schema, and the number of nulls."""
     with ThreadPoolExecutor(min(_PARALLEL, len(files))) as pool:
-        footers = list(pool.map(lambda shard: _read_footer(folder, shard), files))
+        footers = list(pool.map(lambda shard: _read_footer(folder, shard, tails), files))
     counts: dict[str, int] = {}
     for footer in footers:
         for path, count in footer_null_counts(footer.metadata).items():
@@ -276,13 +290,25 @@ def read_footers(folder: HubFolder, files: Sequence[Shard]) -> HubSplit:
     return HubSplit(folder, shards, footers[0].metadata.schema.to_arrow_schema(), counts)
 
 
-def _read_footer(folder: HubFolder, shard: Shard) -> _Footer:
+def _read_footer(folder: HubFolder, shard: Shard, tails: TailCache | None) -> _Footer:
     """Read the footer of a file, in one request unless it is long, and return it with the number of rows."""
+    known = None if tails is None else tails.load(folder, shard)
+    metadata = None
+    if known is not None:
+        with suppress(pa.ArrowException, ValueError, OSError):  # a damaged copy is read anew
+            metadata = _parse_tail(folder, shard, known)
     with shard_errors(folder, shard):
-        tail = folder.read_range(shard.name, max(0, shard.bytes - _TAIL), shard.bytes)
-        needed = int.from_bytes(tail[-8:-4], "little") + 8
-        if len(tail) < needed <= shard.bytes:
-            tail = folder.read_range(shard.name, shard.bytes - needed, shard.bytes)
-        metadata = pq.read_metadata(pa.BufferReader(tail))
+        if metadata is None:
+            tail = folder.read_range(shard.name, max(0, shard.bytes - TAIL), shard.bytes)
+            metadata = _parse_tail(folder, shard, tail)
+            if tails is not None:
+                tails.keep(folder, shard, tail)
     groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     return _Footer(Shard(shard.name, metadata.num_rows, shard.bytes, groups=groups, stamp=shard.stamp), metadata)
+
+
+def _parse_tail(folder: HubFolder, shard: Shard, tail: bytes) -> pq.FileMetaData:
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < needed <= shard.bytes:
+        tail = folder.read_range(shard.name, shard.bytes - needed, shard.bytes)
+    return pq.read_metadata(pa.BufferReader(tail))
