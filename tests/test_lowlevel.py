@@ -106,7 +106,7 @@ def test_pool_releases_memory_of_sizes_that_are_not_used_any_more() -> None:
     pool = MemoryPool()
     for number in range(200):  # one array at a time, each of another size
         pool.take(SIZE + 64 * number)
-    assert len(pool._free) <= 64
+    assert len(pool._free) <= 64 + 1  # and the one that came back last
     assert len(pool._returned) <= 5
     for number in range(8):
         pool.take((40 << 20) + 64 * number)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+_INT64 = np.dtype(np.int64)
 _MAX_NUMBERS = 1 << 20
 """The number of rows up to which a dataset keeps an array of all row numbers, of 8 bytes each."""
 
@@ -199,14 +200,15 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __getitems__(self, indices: Any) -> DocumentBatch[DocT]:
         """Return a batch of preprocessed documents, for a DataLoader."""
         register_default_collate()
-        # A sampler's list of ints: one call of numpy converts it, counts negative positions from the end, checks the
-        # bounds, and looks up the rows. Masks are lists of bools. Everything else, and every error, is resolved below.
-        if type(indices) is list and indices and type(indices[0]) is int and self._numbers is not None:
+        # A sampler's list of ints: one call of numpy counts negative positions from the end, checks the bounds, and
+        # looks up the rows. Everything else, such as a mask, and every error is resolved below.
+        if type(indices) is list and self._numbers is not None:
             try:
-                numbers = self._numbers.take(indices)
-            except (IndexError, OverflowError, TypeError, ValueError):
-                pass
-            else:
+                array = np.array(indices)
+                numbers = self._numbers.take(array) if array.dtype is _INT64 and array.ndim == 1 else None
+            except (IndexError, ValueError):
+                numbers = None
+            if numbers is not None:
                 return self._batch(numbers)
         rows = resolve_index(indices, len(self))
         positions: Any = rows
