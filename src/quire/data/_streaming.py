@@ -229,7 +229,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Create a dataset. Without a class, as `StreamingDataset(url, 64)`, the class of the files is taken."""
-        url = arguments[0] if arguments else options.get("url")
+        url: Any = arguments[0] if arguments else options.get("url")
         if cls.document_type is not BaseDocument or not (isinstance(url, StoredDataset) or _is_location(url)):
             return super().__new__(cls)
         chosen = StreamOptions(**{name: value for name, value in options.items() if name in Streaming.__annotations__})

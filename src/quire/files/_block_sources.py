@@ -297,6 +297,8 @@ class FetcherClient(BlockSource):
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # it serves others, too, and must survive an interrupt of this program
             )
+        if not _started:
+            atexit.register(_disown_fetchers)
         _started.append(process)
         while time.monotonic() < end:
             connection = self._try_to_connect()
@@ -399,4 +401,3 @@ def _disown_fetchers() -> None:
 
 
 at_fork(after_in_child=_after_fork)
-atexit.register(_disown_fetchers)

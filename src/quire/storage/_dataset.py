@@ -565,7 +565,7 @@ def _translate_wildcards(name: str) -> str:
     )
 
 
-def _list_files(paths: Sequence[str | os.PathLike[str]], remote: RemoteOptions) -> DatasetFiles:
+def _list_files(paths: Sequence[Any], remote: RemoteOptions) -> DatasetFiles:
     """Return the files of a list, in this order; they are in one store."""
     suffixes = tuple(SUFFIXES.values())
     other = [path for path in paths if not isinstance(path, (str, os.PathLike))]
