@@ -138,14 +138,15 @@ def rows() -> list[Row]:
     cold = (quire("quire, new process"), quire("quire, Parquet, new process", "parquet"))
     limit = Contestant("plain ranged reads", "limit", store="arrow")
     workers = quire("quire, 2 workers", workers=2)
+    loader = replace(ours[0], name="quire, loader", variant=f"{ours[0].variant}/loader")
     return [
         Row("limit", (limit,), report_limit, {}),
         Row("first", (*warm, *cold), report_first, {}),
         Row("epoch", (limit, *ours, workers), report_epoch, {"epochs": 2}),
         Row("contended", (limit, *ours), report_epoch, {"epochs": 2}, busy=2),
         Row("nodes", ours[:1], report_nodes, {}),
-        Row("stall", (*ours, workers), report_stall, {"computing": "sleep"}),
-        Row("stall_busy", (*ours, workers), report_stall, {"computing": "busy"}),
+        Row("stall", (*ours, loader, workers), report_stall, {"computing": "sleep"}),
+        Row("stall_busy", (*ours, loader, workers), report_stall, {"computing": "busy"}),
         Row("rivals", (*ours, workers, *rivals()), report_rivals, {}),
     ]
 
@@ -605,7 +606,7 @@ def report_stall(row: Row, outcomes: Outcomes, errors: dict[str, str]) -> Sectio
         return [show(shares, "{:.1f}"), show(values_of(rounds, "first_batch_s")), show(values_of(rounds, "seconds"))]
 
     goals = []
-    for name in ("quire", "quire, Parquet"):
+    for name in ("quire", "quire, Parquet", "quire, loader"):
         shares = [100 * share for share in values_of(outcomes.get(name, []), "stall_share")]
         goals.append(Goal(name, "waiting after the first batch", shares, at_most=5, unit="%"))
     is_busy = row.changes["computing"] == "busy"

@@ -17,9 +17,14 @@ from torch.utils.data import DataLoader
 def open_dataset(task: RemoteTask) -> StreamingDataset:
     """Read the index; the endpoint is in the environment variable S3_ENDPOINT_URL."""
     clean_stale_shared_memory()
-    return StreamingDataset(
+    dataset = StreamingDataset(
         remote=f"s3://{task.key}", local=str(task.cache), batch_size=task.batch, shuffle=True, shuffle_seed=task.seed
     )
+    # The S3 client that read the index has an open connection, which forked workers would share: without TLS, they
+    # read parts of each other's shards. A worker makes its own client if there is none.
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
+    return dataset
 
 
 def epoch(task: RemoteTask, opened: StreamingDataset, _: int) -> Iterator[tuple[Rows, Columns]]:

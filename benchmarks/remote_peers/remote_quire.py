@@ -1,4 +1,7 @@
-"""quire: shards with blocks of 1 MiB, read by `StreamingDataset`. A variant is 'format/shuffle': 'arrow/block'."""
+"""quire: shards with blocks of 1 MiB, read by `StreamingDataset`.
+
+A variant is 'format/shuffle', as in 'arrow/block'; with '/loader' after it, `loader()` prepares batches in a thread.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,11 @@ def warm_up(task: RemoteTask) -> None:
 
 def epoch(task: RemoteTask, opened: StreamingDataset[Picture], _: int) -> Iterator[tuple[Rows, Columns]]:
     """Yield an epoch; each pass is the next one."""
-    batches: Any = DataLoader(opened, batch_size=None, num_workers=task.workers) if task.workers else opened
+    batches: Any = opened
+    if task.variant.endswith("/loader"):
+        batches = opened.loader(prefetch=4)
+    elif task.workers:
+        batches = DataLoader(opened, batch_size=None, num_workers=task.workers)
     for batch in batches:
         columns = {name: batch[name] for name in ("row", "image", "label", "text")}
         yield columns["row"].numpy(), columns
