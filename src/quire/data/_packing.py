@@ -29,12 +29,12 @@ from quire.columns import (
     TensorColumn,
 )
 from quire.data._column_store import convert_columns, in_worker
+from quire.data._derived_stream import DerivedStream
 from quire.data._epoch import Order, RowOrder, Slice, StepGroup
-from quire.data._epoch_registry import EpochRegistry, PassStart, register_with_torch
+from quire.data._epoch_registry import EpochRegistry, PassStart
 from quire.data._frameworks import convert_batch
 from quire.data._interleaved import InterleavedOrder
 from quire.data._lengths import LengthIndex, open_arrays
-from quire.data._loader import Loader
 from quire.data._shm_transport import use_shared_memory
 from quire.document import BaseDocument
 from quire.errors import OptionError
@@ -606,7 +606,7 @@ def _describe_row(rows: Numbers, row: int) -> str:
     return f"row {int(rows[row])}"
 
 
-class PackedDataset(Generic[DocT]):
+class PackedDataset(DerivedStream[TokenBlock[DocT]], Generic[DocT]):
     """Blocks of tokens as batches of `TokenBlock`, for a loop or torch's DataLoader (`batch_size=None`).
 
     `StreamingDataset.pack` creates it. Each token comes once per epoch, all ranks take the same number of steps, and
@@ -652,9 +652,8 @@ class PackedDataset(Generic[DocT]):
         limit = min(dataset.options.memory_bytes // 2, _MAX_BYTES)
         # A copy of the dataset whose positions are tokens or bins: it counts, divides and resumes them, and only the
         # share of a rank and the fetching turn them into blocks.
-        self._stream: Any = object.__new__(type(dataset))
-        self._stream.__dict__.update(
-            dataset.__dict__,
+        self._copy_stream(
+            dataset,
             order=positions,
             _registry=registry,
             _fetch=PackFetch(dataset._fetch, path, index, length, token_dtype, pad),
@@ -663,15 +662,7 @@ class PackedDataset(Generic[DocT]):
             _fingerprint=blake2b(identity.encode(), digest_size=8).hexdigest(),
             _slice_type=partial(PackSlice, length=unit, plan=plan),
             _state_type=PackState,
-            _state=None,
         )
-        register_with_torch(type(self))
-
-    @property
-    def batch_size(self) -> int:
-        """The number of blocks in a batch."""
-        size: int = self._stream.batch_size
-        return size
 
     @property
     def num_blocks(self) -> int:
@@ -679,48 +670,9 @@ class PackedDataset(Generic[DocT]):
         stream = self._stream
         return count_blocks(stream.order.size, 0, stream._slice_type.keywords["length"], stream.options.last)
 
-    def __iter__(self) -> Iterator[DocumentBatch[TokenBlock[DocT]]]:
-        """Iterate over one pass: the batches of this rank, or those of this DataLoader worker."""
-        batches: Iterator[DocumentBatch[TokenBlock[DocT]]] = iter(self._stream)
-        return batches
-
-    def __len__(self) -> int:
-        """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
-        return len(self._stream)
-
-    def loader(self, *arguments: Any, **options: Any) -> Loader[Any]:
-        """Prefetch the batches of a pass with threads of this process; see `StreamingDataset.loader`."""
-        loader: Loader[Any] = self._stream.loader(*arguments, **options)
-        return loader
-
     def iter_batches(self, framework: str | None = None) -> Iterator[DocumentBatch[TokenBlock[DocT]]]:
         """Iterate over one pass, with the tensors of a framework."""
         return (batch if framework is None else convert_batch(batch, framework) for batch in self)
-
-    # --- state
-
-    @property
-    def epoch(self) -> int:
-        """The first epoch of the current pass, or of the next pass when none is under way."""
-        epoch: int = self._stream.epoch
-        return epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass begin with an epoch."""
-        self._stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that this process took."""
-        state: dict[str, Any] = self._stream.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, with any number of ranks and workers; with split=True, also with another length."""
-        self._stream.load_state_dict(state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        register_with_torch(type(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_tokens} tokens in blocks of {self.length}>"

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from quire.array import DocumentBatch, find_column, resolve_index
+from quire.data._derived_stream import DerivedStream
 from quire.data._epoch import Order, RowOrder
-from quire.data._epoch_registry import EpochRegistry, register_with_torch
+from quire.data._epoch_registry import EpochRegistry
 from quire.data._fetch import Fetch
 from quire.data._interleaved import InterleavedOrder
-from quire.data._loader import Loader
 from quire.document import BaseDocument
 from quire.errors import OptionError
 from quire.storage import StoredDataset
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from quire.data._fetch import Part
@@ -30,7 +29,7 @@ DocT = TypeVar("DocT", bound=BaseDocument)
 _ROWS_AT_A_TIME = 65_536
 
 
-class Windows(Generic[DocT]):
+class Windows(DerivedStream[DocT]):
     """The windows of a dataset as batches, for a loop or torch's DataLoader (`batch_size=None`).
 
     A batch of n windows has n * length rows, window by window, each window in the order of the data. So
@@ -45,39 +44,21 @@ class Windows(Generic[DocT]):
         registry = EpochRegistry()
         # A copy of the dataset whose rows are the windows: it counts, shuffles and resumes windows, and only the
         # fetching turns the number of a window into those of its rows.
-        self._stream: Any = object.__new__(type(dataset))
-        self._stream.__dict__.update(
-            dataset.__dict__,
+        self._copy_stream(
+            dataset,
             order=_order_windows(dataset.order, starts, stride),
             _registry=registry,
             _fetch=WindowFetch(dataset._fetch.for_windows(length, registry), starts, length),
             _group_size=max(1, dataset._group_size // length),
             _group_size_ahead=max(1, dataset._group_size_ahead // length),
             _fingerprint=digest.hexdigest(),
-            _state=None,
         )
-        register_with_torch(type(self))
-
-    @property
-    def batch_size(self) -> int:
-        """The number of windows in a batch."""
-        size: int = self._stream.batch_size
-        return size
 
     @property
     def num_windows(self) -> int:
         """The number of windows of the dataset, on all ranks."""
         size: int = self._stream.order.size
         return size
-
-    def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
-        """Iterate over one pass: the batches of this rank, or those of this DataLoader worker."""
-        batches: Iterator[DocumentBatch[DocT]] = iter(self._stream)
-        return batches
-
-    def __len__(self) -> int:
-        """Count the batches of the current pass on this rank, or of the next pass when none is under way."""
-        return len(self._stream)
 
     @overload
     def __getitem__(self, key: int) -> DocumentBatch[DocT]: ...
@@ -90,40 +71,11 @@ class Windows(Generic[DocT]):
         [batch] = self._stream._fetch.batches([(numbers, None)])
         return batch  # type: ignore[no-any-return]
 
-    def loader(self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None) -> Loader[DocT]:
-        """Prefetch the batches of a pass with threads of this process; see `StreamingDataset.loader`."""
-        return Loader(self._stream, prefetch, threads, device)
-
-    # --- state
-
-    @property
-    def epoch(self) -> int:
-        """The first epoch of the current pass, or of the next pass when none is under way."""
-        epoch: int = self._stream.epoch
-        return epoch
-
     @property
     def errors(self) -> list[str]:
         """The errors of shards whose windows were skipped."""
         errors: list[str] = self._stream.errors
         return errors
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass begin with an epoch."""
-        self._stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that this process took."""
-        state: dict[str, Any] = self._stream.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, with any number of ranks and workers."""
-        self._stream.load_state_dict(state)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        register_with_torch(type(self))
 
 
 def _order_windows(order: Order, starts: NDArray[np.int64], stride: int) -> Order:
