@@ -182,11 +182,11 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def answer_content(self, content: bytes, headers: Mapping[str, str]) -> None:
         """Answer with a file, or the range of it that the client asked for."""
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        span = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         status, body, more = 200, content, {"Accept-Ranges": "bytes"}
-        if wanted:
-            start = int(wanted[1]) if wanted[1] else max(0, len(content) - int(wanted[2]))
-            end = min(int(wanted[2]) + 1 if wanted[1] and wanted[2] else len(content), len(content))
+        if span:
+            start = int(span[1]) if span[1] else max(0, len(content) - int(span[2]))
+            end = min(int(span[2]) + 1 if span[1] and span[2] else len(content), len(content))
             if start >= len(content):
                 self.answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
                 return

@@ -236,9 +236,9 @@ class RunPlanner:
         blocks = len(self.sizes)
         keys, firsts, lasts = [], [], []
         for steps, owners, rows in self._run(nodes):
-            found = owners * blocks + np.searchsorted(self.starts, rows, side="right") - 1
-            unique, first = np.unique(found, return_index=True)
-            last = len(found) - 1 - np.unique(found[::-1], return_index=True)[1]
+            pairs = owners * blocks + np.searchsorted(self.starts, rows, side="right") - 1
+            unique, first = np.unique(pairs, return_index=True)
+            last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
             keys.append(unique)
             firsts.append(steps[first])
             lasts.append(steps[last])

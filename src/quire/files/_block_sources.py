@@ -173,7 +173,7 @@ class FetcherClient(BlockSource):
             try:
                 self._last_message = time.monotonic()
                 while not wait.is_done:
-                    # The fetcher may be killed at any moment: whoever waits notices, and starts another one.
+                    # The fetcher may be killed at any moment: a process that waits notices, and starts another one.
                     self._ensure_connection()
                     self._lock.wait(TICK)
                     if time.monotonic() - self._last_message > _SILENCE_SECONDS:
@@ -204,7 +204,7 @@ class FetcherClient(BlockSource):
         try:
             self._socket.sendall(LENGTH.pack(len(content)) + content)
         except OSError:
-            self._disconnect(self._socket)  # whoever waits connects again, and repeats all requests
+            self._disconnect(self._socket)  # a thread that waits connects again, and repeats all requests
 
     def _disconnect(self, connection: socket.socket) -> None:
         if self._socket is connection:

@@ -186,11 +186,11 @@ def find_configs(names: Iterable[str], card: Mapping[str, Any]) -> tuple[dict[st
     parquet = [name for name in files if name.endswith(".parquet")]
     matches = [_CONVERTED.fullmatch(name) for name in parquet]
     if parquet and all(matches) and not all(match and match["config"] == "data" for match in matches):
-        found: dict[str, Splits] = {}
+        converted: dict[str, Splits] = {}
         for match in matches:
             if match is not None:
-                found.setdefault(match["config"], {}).setdefault(match["split"], []).append(match[0])
-        return {config: _in_usual_order(splits) for config, splits in found.items()}, None
+                converted.setdefault(match["config"], {}).setdefault(match["split"], []).append(match[0])
+        return {config: _in_usual_order(splits) for config, splits in converted.items()}, None
     return {DEFAULT_CONFIG: splits_by_name(files)}, None
 
 
