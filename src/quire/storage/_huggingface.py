@@ -102,6 +102,11 @@ class FeatureEncoder:
             {"huggingface": json.dumps({"info": {"features": self.descriptions}})},
         )
 
+    def describe(self, descriptions: Mapping[str, Any]) -> None:
+        """Describe the columns with other features."""
+        self.descriptions = dict(descriptions)
+        self.schema = self.schema.with_metadata({"huggingface": json.dumps({"info": {"features": self.descriptions}})})
+
     def adopt(self, schema: pa.Schema) -> None:
         """Encode columns as a file has them that other documents of the dataset are in.
 
@@ -109,11 +114,9 @@ class FeatureEncoder:
         """
         stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features")
         if isinstance(stored, dict):
-            self.descriptions = {name: stored.get(name, known) for name, known in self.descriptions.items()}
-        self.schema = pa.schema(
-            [field.with_type(storage_type(schema.field(field.name).type)) for field in self.schema],
-            {"huggingface": json.dumps({"info": {"features": self.descriptions}})},
-        )
+            self.describe({name: stored.get(name, known) for name, known in self.descriptions.items()})
+        fields = [field.with_type(storage_type(schema.field(field.name).type)) for field in self.schema]
+        self.schema = pa.schema(fields, self.schema.metadata)
 
     def encode(self, documents: Sequence[Any], first: int) -> pa.RecordBatch:
         """Encode documents; `first` is the number of the first one, for messages."""
@@ -160,6 +163,7 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
     rows = iter(documents)
     block = list(islice(rows, BLOCK_ROWS))
     encoder = FeatureEncoder(document_type.document_schema(), block)
+    encoder.describe(_without_arrays(encoder.descriptions))
     file_name, total = "data-00000-of-00001.arrow", 0
     with pa.OSFile(str(folder / file_name), "wb") as file, pa.ipc.new_stream(file, encoder.schema) as writer:
         while block:
@@ -171,6 +175,23 @@ def write_huggingface(document_type: type[Any], documents: Iterable[Any], folder
     (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
     (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     return total
+
+
+def _without_arrays(feature: Any) -> Any:
+    """Return a feature, or several, in which tensors of a fixed shape are nested lists.
+
+    `load_from_disk` reads such tensors only from its own extension type of Arrow, and refuses lists.
+    """
+    if isinstance(feature, list):
+        return [_without_arrays(item) for item in feature]
+    if not isinstance(feature, Mapping):
+        return feature
+    if feature.get("_type") not in ARRAY_FEATURES.values():
+        return {name: _without_arrays(item) for name, item in feature.items()}
+    lists: Any = {"dtype": feature["dtype"], "_type": "Value"}
+    for _axis in feature["shape"]:
+        lists = [lists]
+    return lists
 
 
 def column_names(schema: Schema) -> dict[str, str]:
