@@ -103,5 +103,6 @@ def test_installation_page_lists_every_extra() -> None:
     rows = {row[0]: row for row in re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \| [\d,.]+ MB \|$", page, re.MULTILINE)}
     assert rows.keys() == project["optional-dependencies"].keys(), "run `nox -s extras_page`"
     for extra, requirements in project["optional-dependencies"].items():
-        names = {re.split(r"[<>=\[; ]", requirement)[0] for requirement in requirements} - {project["name"]}
+        measured = [line for line in requirements if "python_version < '3.11'" not in line]  # the page is made on 3.11
+        names = {re.split(r"[<>=\[; ]", line)[0] for line in measured} - {project["name"]}
         assert extra == "all" or names <= set(rows[extra][2].split(", ")), "run `nox -s extras_page`"

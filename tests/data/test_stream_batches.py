@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.data import MultiModalDataset, StreamingDataset, batched
-from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError, SchemaError
+from quire.errors import ColumnError, FunctionError, OptionError, RowIndexError
 from quire.storage import Split, open_dataset, write_dataset
 from quire.typing import NdArray, float32
 from tests.data.sample_streams import (
@@ -314,11 +314,6 @@ def test_rows_by_number_do_not_begin_a_pass(folder: Path) -> None:
     before = dataset.state_dict()
     dataset[3], dataset[[1, 2]]
     assert dataset.state_dict() == before
-
-
-def test_stream_needs_a_document_class(folder: Path) -> None:
-    with pytest.raises(SchemaError, match=r"StreamingDataset\[Student\]"):
-        StreamingDataset(folder, 4)
 
 
 def test_batches_unstack_to_documents(folder: Path) -> None:
