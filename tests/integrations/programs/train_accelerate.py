@@ -31,7 +31,12 @@ def main() -> None:
             step += 1
             record(accelerator.process_index, step, batch.number)
             if step % CONFIG.save_every == 0:
-                accelerator.save_state(str(Path(CONFIG.folder, f"checkpoint-{step}")))
+                # Each process writes a part of a checkpoint, so it has its name when all of them are complete.
+                unfinished = Path(CONFIG.folder, f"new-{step}")
+                accelerator.save_state(str(unfinished))
+                accelerator.wait_for_everyone()
+                if accelerator.is_main_process:
+                    unfinished.rename(Path(CONFIG.folder, f"checkpoint-{step}"))
     accelerator.end_training()
 
 
