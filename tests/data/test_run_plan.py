@@ -54,6 +54,21 @@ def test_plan_has_the_requests_and_bytes_of_a_real_run(tmp_path: Path, nodes: in
     assert plan.is_exact
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_plan_estimates_the_cache_hits_of_the_second_epoch(tmp_path: Path, nodes: int) -> None:
+    with serve_folder(write_items(tmp_path / "items")) as store:
+        plan = open_stream(store.url, tmp_path / "plan", batch_size=8).plan(nodes)
+        misses = 0
+        for rank in range(nodes):
+            dataset = open_stream(store.url, tmp_path / f"node{rank}", batch_size=8, rank=rank, world_size=nodes)
+            assert len(list(dataset)) > 0
+            store.clear()
+            assert len(list(dataset)) > 0
+            misses += count_blocks(store)[1]
+    assert 1 - misses / plan.nbytes == pytest.approx(plan.run.cache_hits, abs=0.2)
+    assert (plan.run.cache_hits == 1) == (nodes == 1)
+
+
 def test_plan_has_the_requests_before_the_first_batch(tmp_path: Path) -> None:
     with serve_folder(write_items(tmp_path / "items")) as store:
         dataset = open_stream(store.url, tmp_path / "cache", batch_size=5)

@@ -467,9 +467,11 @@ class Numbered(BaseDocument):
     number: int
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_stream_has_every_row_once(hub: Hub, tmp_path: Path, method: str | None) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tables = [pa.table({"number": list(range(start, start + 50))}) for start in range(0, 200, 50)]
     files = {f"data/train-{i:05d}-of-00004.parquet": parquet(t, row_group_size=10) for i, t in enumerate(tables)}
     hub.create("owner/pets", files)

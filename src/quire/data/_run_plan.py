@@ -20,6 +20,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import OptionError
+from quire.files import PINNED_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +74,7 @@ class NodePlan:
     nothing but the network limits it, and `requests_per_second` are those of all nodes in that time. `cache_bytes` is
     what a node has to keep at a time. `blocks_per_batch` is the number of blocks that the rows of a batch come from,
     and `mixing` its entropy, divided by that of a batch of rows chosen at random. `bytes_factor` is `total_bytes`,
-    divided by the bytes of the dataset. `cache_hits` is the share of the second epoch that is in the cache.
+    divided by the bytes of the dataset. `cache_hits` estimates the share of the second epoch that is in the cache.
     """
 
     nodes: int
@@ -225,7 +226,7 @@ class RunPlanner:
             requests_per_second=len(uses.nodes) * scale / epoch_seconds if epoch_seconds else 0.0,
             in_flight=in_flight,
             cache_bytes=cache_bytes,
-            cache_hits=self._estimate_hits(cache_bytes),
+            cache_hits=self._estimate_hits(node_bytes),
             blocks_per_batch=blocks_per_batch,
             mixing=mixing,
             needed_bytes=uses.needed_bytes(busiest, sizes),
@@ -297,11 +298,12 @@ class RunPlanner:
         """Return how many of the rows are in each of their blocks."""
         return np.unique(np.searchsorted(self.starts, rows, side="right"), return_counts=True)[1]
 
-    def _estimate_hits(self, cache_bytes: int) -> float:
-        """Return the share of the second epoch that is in the cache: what it keeps from the first one."""
-        if self.cache_available >= self.nbytes:
-            return 1.0
-        return max(0.0, (self.cache_available - cache_bytes) / max(self.nbytes, 1))
+    def _estimate_hits(self, node_bytes: int) -> float:
+        """Estimate the share of a node's second epoch that its cache has kept from the first one."""
+        # A shuffled epoch gives a node other blocks than the epoch before, of which it has read this share.
+        seen = node_bytes / max(self.nbytes, 1) if self.order.shuffle else 1.0
+        fits = node_bytes <= self.cache_available
+        return min(1.0, seen * (1.0 if fits else PINNED_SHARE * self.cache_available / max(self.nbytes, 1)))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from quire.files._folder import Entry as Entry
 from quire.files._folder import Folder as Folder
 from quire.files._hub import HubFile as HubFile
 from quire.files._hub import HubFolder as HubFolder
+from quire.files._node_cache import PINNED_SHARE as PINNED_SHARE
 from quire.files._node_cache import BlockRange as BlockRange
 from quire.files._node_cache import BlockSource as BlockSource
 from quire.files._node_cache import NodeCache as NodeCache

@@ -43,7 +43,7 @@ _LEAST_IN_FLIGHT, _FIRST_IN_FLIGHT, _MOST_IN_FLIGHT = 8, 16, 64
 _IDLE_SECONDS = 5.0
 """A thread without work ends after this time."""
 _LONGEST_PAUSE = 10.0
-_PINNED_SHARE = 0.8
+PINNED_SHARE = 0.8
 """The part of the cache for blocks that stay there from epoch to epoch if the dataset does not fit."""
 _ATTEMPTS = 8
 """A block may be removed between its download and its use, if the cache is nearly full; then it is downloaded again."""
@@ -250,7 +250,7 @@ class Fetcher:
         with self._lock:
             self._totals[dataset] = total_bytes
             total = sum(self._totals.values())
-            self._pinned_share = 1.0 if total <= self.max_bytes else _PINNED_SHARE * self.max_bytes / total
+            self._pinned_share = 1.0 if total <= self.max_bytes else PINNED_SHARE * self.max_bytes / total
             for key in [*self._free, *self._pinned]:
                 self._free.pop(key, None)
                 self._pinned.pop(key, None)
@@ -495,7 +495,6 @@ class Fetcher:
     def _download(self, part: _Part) -> None:
         job, block = part.job, part.job.block
         error: Exception | None = None
-        began = time.monotonic()
         if job.error is None:
             try:
                 with watch_throttling(self._slow_down):
@@ -514,7 +513,7 @@ class Fetcher:
             self._active -= 1
             self.requests += 1
             self.received += part.stop - part.start
-            self._in_flight.end(part.stop - part.start, time.monotonic() - began)
+            self._in_flight.end(part.stop - part.start)
             job.error = job.error or error
             job.parts_left -= 1
             if not job.parts_left:
@@ -574,7 +573,7 @@ class _InFlight:
             self._busy_since = time.monotonic()
         self._active += 1
 
-    def end(self, size: int, seconds: float) -> None:  # noqa: ARG002 - the time of one download says little
+    def end(self, size: int) -> None:
         """Note that a download has ended, and adapt the limit after some of them."""
         now = time.monotonic()
         self._active -= 1
