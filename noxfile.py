@@ -86,6 +86,7 @@ def requirements_of(extra: str) -> Iterator[str]:
 
 
 NODE = ("@grpc/grpc-js@1", "@grpc/proto-loader@0.8")
+AZURITE = "azurite@3.35.0"  # later releases depend on a package release that does not exist
 NODE_FOLDER = ROOT / ".nox" / "node"
 
 
@@ -232,6 +233,7 @@ TEST_GROUPS = (
     "test-browser",
     "test-node",
     "test-frames",
+    "test-tracing",
 )
 
 
@@ -246,7 +248,7 @@ def tests(session: nox.Session) -> None:
             "All tests take about 30 minutes on 2 cores. A part: python -m nox -s tests -- tests/columns -k stack"
         )
     missing = install_everything(session, *group(*TEST_GROUPS))
-    install_node(session)
+    install_node(session, AZURITE)
     install_java(session)
     environment = {**install_chromium(session), **provide_libgomp(session)}
     allowed = ("--allow-missing",) if missing else ()
@@ -270,7 +272,7 @@ def tests(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """The tests with branch coverage, in all processes; fails under 92 % in total or 75 % in a file. Over an hour."""
     install_everything(session, *group(*TEST_GROUPS, "coverage"))
-    install_node(session)
+    install_node(session, AZURITE)
     install_java(session)
     environment = {**install_chromium(session), **provide_libgomp(session)}
     (ROOT / ".nox" / "coverage-data").mkdir(exist_ok=True)
@@ -526,6 +528,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def fuzz_media(session: nox.Session) -> None:
+    """Fuzz the decoders of images, audio and video with mutated files, in child processes; see fuzz/README.md."""
+    session.install("-e", ".[decode,image,audio,video]")
+    session.run("python", "fuzz/media.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def bitrot(session: nox.Session) -> None:
     """Flip every byte of small datasets, one at a time, and require the right values or a ShardError: 200,000 flips."""
     session.install(*TORCH, "-e", ".[parquet]", *group("test"))
@@ -540,7 +549,7 @@ def mutants(session: nox.Session) -> None:
 
 
 BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "media", "view")
-ON_REQUEST = ("remote",)
+ON_REQUEST = ("remote", "decode")
 
 
 @nox.session(python=PYTHON)
@@ -549,7 +558,7 @@ def bench(session: nox.Session) -> None:
     session.install(
         *TORCH,
         "-e",
-        ".[torch,compress,image,video,process,parquet,remote,ray,spark,grpc,view]",
+        ".[torch,compress,image,video,decode,process,parquet,remote,http,ray,spark,grpc,view]",
         *group("bench", "test-browser"),
     )
     chosen = [name for name in session.posargs if name in (*BENCHMARKS, *ON_REQUEST)]

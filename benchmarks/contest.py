@@ -77,7 +77,7 @@ def _line(result: Result, contestant: Contestant) -> list[str]:
 
 
 def _goals(result: Result) -> Iterator[Goal]:
-    """Yield the goals of the reference and of the other peers that the target applies to."""
+    """Yield the goals of the reference, of the peers that its target applies to, and of those with a target."""
     row = result.row
     by = "wall" if row.by_wall else "cpu"
     for other in [row.reference, *(peer for peer in row.peers if peer.name in row.also)]:
@@ -85,6 +85,16 @@ def _goals(result: Result) -> Iterator[Goal]:
         bound: dict[str, Any] = {"at_least": round(1 / row.target, 9)} if row.faster else {"at_most": row.target}
         values = [1 / ratio for ratio in ratios] if row.faster else ratios
         yield Goal(row.quire.name, other.name, values, "wall" if row.by_wall else "CPU", known=row.known, **bound)
+    for peer in row.peers:
+        if peer.name in row.speedups:
+            values = [1 / ratio for ratio in result.ratios(row.quire.name, by, peer.name)] if peer.loop else []
+            yield Goal(
+                row.quire.name,
+                peer.name,
+                values,
+                "wall" if row.by_wall else "CPU",
+                at_least=row.speedups[peer.name],
+            )
 
 
 def _others(result: Result) -> dict[str, float]:

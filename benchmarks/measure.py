@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -60,6 +60,8 @@ class Row:
     """Whether the result is reported as a speedup of at least 1 / target."""
     also: Sequence[str] = ()
     """The peers that the target applies to, besides the reference."""
+    speedups: Mapping[str, float] = field(default_factory=dict)
+    """The least speedup over some of the peers, each with a target of its own."""
     known: str = ""
     """Results of other libraries that were known when the target was set."""
 

@@ -40,8 +40,8 @@ def make_orders(rows: int) -> Iterator[tuple[str, Order, Numbers]]:
 def measure_bytes(order: Order, starts: Numbers, nodes: int, most_rows: int) -> float:
     """Return the blocks that all nodes fetch, relative to the blocks of the rows, of an epoch or of a part of it.
 
-    A node drops a block that it has not used while each lane took two rows, or for a window of block
-    order. The first part of a sampled window only fills the memory of the nodes.
+    In the interleaved order, a node drops a block after it was unused for two rows of each lane; in block order, after
+    it was unused for a window. The first part of a sampled window only fills the memory of the nodes.
     """
     per_node = RANKS * BATCH
     step_rows = nodes * per_node

@@ -91,6 +91,7 @@ class Row:
     """Fields of the task that differ from the default."""
     busy: int = 0
     """The number of other processes that are busy during the timed rounds."""
+    link: Link = LINK
 
 
 # --- contestants and rows
@@ -147,6 +148,8 @@ def rows() -> list[Row]:
         Row("nodes", ours[:1], report_nodes, {}),
         Row("stall", (*ours, loader, workers), report_stall, {"computing": "sleep"}),
         Row("stall_busy", (*ours, loader, workers), report_stall, {"computing": "busy"}),
+        Row("plan", warm, report_plan, {}),
+        Row("plan_far", warm, report_plan, {}, link=Link(latency=0.1, connection=20e6, total=50e6)),
         Row("rivals", (*ours, workers, *rivals()), report_rivals, {}),
     ]
 
@@ -214,6 +217,9 @@ class Bench:
         self.data: Path = options.data.absolute()
         self.present = [contestant for contestant in row.contestants if contestant.peer in options.peers]
         self.errors: dict[str, str] = {}
+        self.caches = self.data / "caches"
+        shutil.rmtree(self.caches, ignore_errors=True)
+        self.caches.mkdir(parents=True)
 
     def section(self) -> Section:
         """Create missing data, check all contestants, and measure the others."""
@@ -232,6 +238,7 @@ class Bench:
                         outcomes[contestant.name].append(self.play(contestant))
                     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
                         self.fail(contestant, error)
+        shutil.rmtree(self.caches)
         return self.row.report(self.row, outcomes, self.errors)
 
     def fail(self, contestant: Contestant, error: BaseException) -> None:
@@ -260,7 +267,10 @@ class Bench:
             return self.play_nodes(contestant)
         [outcome] = self.run(contestant, [self.task(contestant, **self.row.changes)])
         folder = self.folder(contestant)
-        return {**outcome, "data_bytes": data_bytes(folder), "needed_bytes": needed_bytes(folder, outcome)}
+        outcome |= {"data_bytes": data_bytes(folder), "needed_bytes": needed_bytes(folder, outcome)}
+        if self.row.report is report_plan:
+            outcome["plan"] = plan_run(folder, contestant.variant, self.row.link)
+        return outcome
 
     def play_nodes(self, contestant: Contestant) -> Outcome:
         """Read an epoch on some nodes together, for batches that divide the blocks evenly, and some that do not."""
@@ -313,10 +323,10 @@ class Bench:
         python = interpreter(contestant.peer, self.options)
         if not python.exists():
             raise RuntimeError("not installed")
-        caches = self.data / "cache"
-        shutil.rmtree(caches, ignore_errors=True)
+        # A new folder, because creating files costs more while the system remembers those that were just deleted.
+        caches = Path(tempfile.mkdtemp(dir=self.caches))
         program = str(ADAPTERS / f"remote_{contestant.peer}.py")
-        with LoopbackStore(self.data / "store", LINK) as store, started_processes() as start:
+        with LoopbackStore(self.data / "store", self.row.link) as store, started_processes() as start:
             for number, task in enumerate(tasks):
                 folder = caches / str(number)
                 folder.mkdir(parents=True)
@@ -439,6 +449,14 @@ def needed_bytes(folder: Path, outcome: Outcome) -> int:
     if not len(starts) or not len(first):
         return 0
     return int(sizes[np.unique(np.searchsorted(starts, first, "right") - 1)].sum())
+
+
+@cache
+def plan_run(folder: Path, variant: str, link: Link) -> Outcome:
+    """Return the plan of an epoch on one node, from the local files."""
+    dataset = StreamingDataset(str(folder), BATCH, shuffle=variant.split("/")[1])
+    plan = dataset.plan(link=link.total, connection=link.connection, latency=link.latency)
+    return plan.to_dict()["run"]
 
 
 # --- sections
@@ -615,6 +633,50 @@ def report_stall(row: Row, outcomes: Outcomes, errors: dict[str, str]) -> Sectio
     title = f"Stalls of a loop that {'computes' if is_busy else 'waits for a device'} 5 ms a batch"
     head = ["", "waiting, %", "first batch, s", "epoch, s"]
     return Section(row.name, title, what, head, lines_of(head, outcomes, errors, cells), goals)
+
+
+def report_plan(row: Row, outcomes: Outcomes, errors: dict[str, str]) -> Section:
+    """Report the seconds, bytes and requests of an epoch next to those of its plan."""
+
+    def ratios(rounds: list[Outcome], measured: str, planned: str) -> list[float]:
+        return [outcome["epochs"][0][measured] / outcome["plan"][planned] for outcome in rounds]
+
+    def cells(rounds: list[Outcome]) -> list[str]:
+        plan = rounds[0]["plan"]
+        return [
+            f"{plan['first_batch_seconds']:.2f}",
+            show(values_of(rounds, "first_batch_s")),
+            f"{plan['epoch_seconds']:.2f}",
+            show(values_of(rounds, "seconds")),
+            show(ratios(rounds, "bytes", "node_bytes"), "{:.4f}"),
+            show(ratios(rounds, "requests", "node_requests"), "{:.4f}"),
+        ]
+
+    goals = []
+    for name, rounds in outcomes.items():
+        for label, measured, planned in (
+            ("first batch", "first_batch_s", "first_batch_seconds"),
+            ("epoch", "seconds", "epoch_seconds"),
+        ):
+            # Both directions count: a run that takes half of the planned time is as wrong as one that takes twice.
+            off = [max(ratio, 1 / ratio) for ratio in ratios(rounds, measured, planned)]
+            goals.append(Goal(name, f"{label}, seconds compared with the plan", off, at_most=1.25, unit=""))
+    link = row.link
+    what = (
+        "An epoch with an empty cache, after another small dataset was read, next to `dataset.plan()`. The store "
+        f"answers after {1e3 * link.latency:.0f} ms, with {link.connection / MB:.0f} MB/s a connection and "
+        f"{link.total / MB:.0f} MB/s for all."
+    )
+    head = [
+        "",
+        "first batch, planned",
+        "first batch, s",
+        "epoch, planned",
+        "epoch, s",
+        "bytes / plan",
+        "requests / plan",
+    ]
+    return Section(row.name, "Plan and run", what, head, lines_of(head, outcomes, errors, cells), goals)
 
 
 def report_rivals(row: Row, outcomes: Outcomes, errors: dict[str, str]) -> Section:

@@ -22,9 +22,11 @@ PARTS = {
     "wire": "Bytes and files",
     "train": "Training",
     "stream": "Data larger than memory",
+    "remote": "Object stores",
     "distributed": "Clusters",
     "services": "Services",
     "media": "Images, audio, video",
+    "decode": "Decoding into batches",
     "view": "Viewer",
 }
 

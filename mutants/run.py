@@ -73,7 +73,17 @@ MODULES: dict[str, tuple[str, list[str]]] = {
         "quire.data._mixing",
         ["data/test_mixing.py", "-k", "not data_loader and not stateful", "data/test_row_mixing.py"],
     ),
-    "row_mixing": ("quire.data._row_mixing", ["-k", "not data_loader and not stateful", "data/test_row_mixing.py"]),
+    "row_mixing": (
+        "quire.data._row_mixing",
+        [
+            *("-k", "(row_mixing or mix_has) and not data_loader and not stateful and not loader_yields"),
+            *("data/test_row_mixing.py", "data/test_stream_interleaved.py"),
+        ],
+    ),
+    "packing": (
+        "quire.data._packing",
+        ["-k", "not data_loader and not stateful and not loader_threads", "data/test_packing.py"],
+    ),
     "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),
     "filter": ("quire.viewer._filter", [*CORE, "viewer/test_filter.py"]),

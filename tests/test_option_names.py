@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.data import StreamingDataset
+from quire.data import MixedDataset, MultiModalDataset, StreamingDataset, decode_image
 from quire.distributed import DocumentShards
 from quire.distributed import engine as engine_by_name
 from quire.distributed.estimator import Estimator
 from quire.errors import OptionError, QuireError, UnknownOptionError
-from quire.services import endpoint, serve, serve_async
+from quire.services import AsyncClient, Client, endpoint, serve, serve_async
 from quire.storage import DatasetWriter, StoredDataset, open_dataset, write_dataset
 
 pytestmark = pytest.mark.needs("grpc", "pyarrow", "torch")
@@ -43,10 +43,19 @@ def estimator(**options: Any) -> Estimator:
 
 CALLS: dict[str, tuple[Any, str]] = {
     "serve": (lambda _: serve(double, grase=1), "serve has no option 'grase'. Did you mean 'grace'?"),  # type: ignore[call-arg]
+    "serve, an argument": (
+        lambda _: serve(double, prot=1),  # type: ignore[call-arg]
+        "serve has no option 'prot'. Did you mean 'proto' or 'port'?",
+    ),
+    "Client": (lambda _: Client("x:1", retrys=1), "Client has no option 'retrys'. Did you mean 'retries'?"),  # type: ignore[call-arg]
+    "AsyncClient": (
+        lambda _: AsyncClient("x:1", time_out=1),  # type: ignore[call-arg]
+        "AsyncClient has no option 'time_out'. Did you mean 'timeout'?",
+    ),
     "serve_async": (lambda _: serve_async(double, tsl=1), "serve_async has no option 'tsl'. Did you mean 'tls'?"),  # type: ignore[call-arg]
     "endpoint": (
         lambda _: endpoint(max_batch=1),  # type: ignore[call-overload]
-        "endpoint has no option 'max_batch'. Did you mean 'max_batch_size' or 'max_wait'?",
+        "endpoint has no option 'max_batch'. Did you mean 'max_batch_size', 'max_batch_bytes' or 'max_wait'?",
     ),
     "Estimator.from_torch": (
         lambda _: estimator(modeldir="x"),
@@ -68,9 +77,25 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda folder: StreamingDataset[Row](folder / "rows", 2, shufle=True),  # type: ignore[call-arg]
         "StreamingDataset has no option 'shufle'. Did you mean 'shuffle'?",
     ),
+    "StreamingDataset.pack": (
+        lambda folder: StreamingDataset[Row](folder / "rows", 2).pack("n", 4, padvalue=0),  # type: ignore[call-arg]
+        "pack has no option 'padvalue'. Did you mean 'pad_value'?",
+    ),
+    "MixedDataset": (
+        lambda _: MixedDataset([], weigths=[1]),  # type: ignore[call-overload]
+        "MixedDataset has no option 'weigths'. Did you mean 'weights'?",
+    ),
+    "MultiModalDataset": (
+        lambda _: MultiModalDataset[Row](ROWS, mising="mask"),  # type: ignore[call-arg]
+        "MultiModalDataset[Row] has no option 'mising'. Did you mean 'missing'?",
+    ),
+    "decode_image": (
+        lambda _: decode_image(224, normalise="imagenet"),  # type: ignore[call-arg]
+        "decode_image has no option 'normalise'. Did you mean 'normalize'?",
+    ),
     "open_dataset": (
         lambda folder: open_dataset(folder / "rows", Row, colums=["n"]),
-        "open_dataset has no option 'colums'. Known: ",
+        "open_dataset has no option 'colums'. Did you mean 'columns'?",
     ),
     "StoredDataset": (
         lambda folder: StoredDataset[Row](folder / "rows", cash="x"),
@@ -79,6 +104,10 @@ CALLS: dict[str, tuple[Any, str]] = {
     "load_parquet": (
         lambda folder: DocumentArray[Row].load_parquet(folder / "rows", cash="x"),
         "open_dataset has no option 'cash'. Did you mean 'cache'?",
+    ),
+    "write_dataset, an argument": (
+        lambda folder: write_dataset(ROWS, folder / "new", documenttype=Row),
+        "write_dataset has no option 'documenttype'. Did you mean 'document_type'?",
     ),
     "write_dataset": (
         lambda folder: write_dataset(ROWS, folder / "new", Row, formt="arrow"),
@@ -91,6 +120,23 @@ CALLS: dict[str, tuple[Any, str]] = {
     "save_parquet": (
         lambda folder: ROWS.save_parquet(folder / "new.parquet", compresion={}),
         "save_parquet has no option 'compresion'. Did you mean 'compression'?",
+    ),
+    "save_binary": (
+        lambda folder: ROWS.save_binary(folder / "new", compres="zstd"),  # type: ignore[call-arg]
+        "save_binary has no option 'compres'. Did you mean 'compress'?",
+    ),
+    "save_binary of a batch": (
+        lambda folder: BATCH.save_binary(folder / "new", protcol="quire"),  # type: ignore[call-arg]
+        "save_binary has no option 'protcol'. Did you mean 'protocol'?",
+    ),
+    "stack": (lambda _: ROWS.stack(shape="pad"), "stack has no option 'shape'. Did you mean 'shapes'?"),  # type: ignore[call-arg]
+    "from_csv": (
+        lambda folder: DocumentArray[Row].from_csv(folder / "x.csv", delimeter=";"),  # type: ignore[call-arg]
+        "from_csv has no option 'delimeter'. Did you mean 'delimiter'?",
+    ),
+    "DocumentShards.read_csv": (
+        lambda folder: DocumentShards[Row].read_csv(folder / "x.csv", num_partition=1),  # type: ignore[call-arg]
+        "read_csv has no option 'num_partition'. Did you mean 'num_partitions'?",
     ),
     "DocumentShards.write_dataset": (
         lambda folder: DocumentShards[Row].read_parquet(folder / "rows").write_dataset(folder / "new", formt="arrow"),

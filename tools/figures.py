@@ -4,7 +4,7 @@
     python tools/figures.py --packages     # a row for each package
     python tools/figures.py --root ../httpx/httpx
 
-docs/architecture.md shows the figures; docs/decisions explains which of them matter.
+docs/architecture.md shows the figures, and how they are counted.
 """
 
 from __future__ import annotations

@@ -20,12 +20,13 @@ from quire._installation import warn_about_other_distribution as _warn_about_oth
 if TYPE_CHECKING:
     from quire.array import DocumentArray, DocumentBatch
     from quire.document import BaseDocument
-    from quire.documents import Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
+    from quire.documents import AnyDocument, Audio, Document, Image, Mesh3D, PointCloud3D, Text, Video
     from quire.errors import DecodeError, EncodeError, QuireError
     from quire.schema import FieldKind, Schema
     from quire.viewer import view as view
 
 _HOMES = {  # imported when they are first asked for: `import quire` alone costs nothing
+    "AnyDocument": "quire.documents",
     "Audio": "quire.documents",
     "BaseDocument": "quire.document",
     "DecodeError": "quire.errors",
@@ -45,6 +46,7 @@ _HOMES = {  # imported when they are first asked for: `import quire` alone costs
 }
 _MODULES = (  # the documented subpackages; the others are private
     "array",
+    "compat",
     "data",
     "distributed",
     "errors",
@@ -60,6 +62,7 @@ _MODULES = (  # the documented subpackages; the others are private
 )
 
 __all__ = [
+    "AnyDocument",
     "Audio",
     "BaseDocument",
     "DecodeError",

@@ -25,6 +25,8 @@ def copy_document(document: DocT, memo: dict[int, Any]) -> DocT:
     """Return an independent copy of a document and of everything in it."""
     duplicate = type(document).__new__(type(document))
     memo[id(document)] = duplicate
+    # A tensor may be a row of a large batch, whose memory a plain deep copy would copy as a whole. Tensors that share
+    # no memory with another field are copied alone first, and `memo` makes the deep copy below use those copies.
     tensors = _find_tensors(document.__dict__)
     for name in _find_unshared(document.__dict__, tensors):
         value = document.__dict__[name]
@@ -79,17 +81,15 @@ def shrink_state(schema: Schema, state: dict[str, Any]) -> dict[str, Any]:
             changes[name] = to_picklable(fields[name], memo)
     if changes:
         state = {**state, "__dict__": {**fields, **changes}}
-    for name in _MORE_STATE:
+    for name in ("__pydantic_extra__", "__pydantic_private__"):
         if state[name]:
             state = {**state, name: to_picklable(state[name], memo)}
     return state
 
 
-_MORE_STATE = ("__pydantic_extra__", "__pydantic_private__")
-
-
 def _fields_with_tensors(schema: Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the fields whose values are tensors, and those whose values may be lists or dicts with tensors in them."""
+    # Kept with the schema: documents are pickled one by one, and most of their fields can have no tensors.
     names: tuple[tuple[str, ...], tuple[str, ...]] | None = schema.notes.get("fields with tensors")
     if names is None:
         fields = [field for field in schema.fields if field.kind is FieldKind.TENSOR or field.may_contain_tensors]
@@ -175,6 +175,8 @@ def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
         else:
             both = isinstance(current, dict) and isinstance(value, Mapping)
             replaced[name] = {**current, **value} if both else value
+    # Each assignment validates the document. A validator of the class may reject a state in between, such as a start
+    # after the end: then the values are validated together.
     try:
         for name, value in replaced.items():
             setattr(document, name, value)
@@ -185,6 +187,8 @@ def _update(document: Any, changes: dict[str, Any], undo: _Undo) -> None:
 def _merge(documents: list[Any], others: list[Any], undo: _Undo) -> None:
     before = list(documents)
     undo.append(lambda: documents.__setitem__(slice(None), before))
+    # The same object is never merged with itself. Of several documents with one id, the first is updated; documents
+    # without an id are all different.
     present = set(map(id, documents))
     by_id = {document.__dict__.get("id"): document for document in reversed(documents)}
     by_id.pop(None, None)

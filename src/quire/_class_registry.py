@@ -14,7 +14,9 @@ from weakref import ref
 from quire._protocols import is_document_type
 
 _classes: dict[str, list[ref[type[Any]]]] = {}
+"""The classes of each name, the newest last. The references are weak, so that classes of notebooks can be collected."""
 _makers: dict[str, Callable[..., Any]] = {}
+"""How arrays and dynamic documents are made; see `provide`."""
 
 
 def class_name(cls: type[Any]) -> str:
@@ -56,8 +58,8 @@ def find(
     return next((cls for cls in classes if issubclass(cls, tuple(members))), classes[0] if classes else None)
 
 
-def provide(what: Literal["array", "dynamic"], make: Callable[..., Any]) -> None:
-    """Register how arrays or dynamic documents are made."""
+def provide(what: Literal["array", "batch", "dynamic"], make: Callable[..., Any]) -> None:
+    """Register how arrays, batches or dynamic documents are made."""
     _makers[what] = make
 
 
@@ -66,6 +68,13 @@ def make_array(document_type: type[Any] | None, documents: list[Any], name: str)
     if "array" not in _makers:
         importlib.import_module("quire.array")  # which provides itself
     return _makers["array"](document_type, documents, name)
+
+
+def make_batch(document_type: type[Any], documents: list[Any]) -> Any:
+    """Return the documents as a batch."""
+    if "batch" not in _makers:
+        importlib.import_module("quire.array")  # which provides itself
+    return _makers["batch"](document_type, documents)
 
 
 def make_dynamic(name: str, content: dict[str, Any]) -> Any:

@@ -51,7 +51,13 @@ from quire.tensors import (
 )
 
 _ModelContent = tuple[dict[str, Any], Any, set[str]]
+"""What pydantic validates a model to: the values of fields, extra values, and the names of fields that were set."""
 _Resolve = Callable[[Any], Any]
+
+
+# A core schema is a tree of dicts. pydantic compiles it after this module has changed it, and a dict of the tree may be
+# referred to from several places, so nodes are changed in place (`_replace_content`) and not exchanged. The trees of
+# nested documents end the recursion: each class is completed by itself.
 
 
 def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: _Resolve) -> CoreSchema:
@@ -74,6 +80,12 @@ def complete_core_schema(document_type: type[Any], schema: CoreSchema, resolve: 
     if document_type.__quire_main__:
         return core_schema.no_info_before_validator_function(_accept_main_value(document_type), schema)
     return schema
+
+
+def _replace_content(schema: dict[str, Any], content: Mapping[str, Any]) -> None:
+    """Replace a node of a core schema in place."""
+    schema.clear()
+    schema.update(content)
 
 
 def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> None:
@@ -100,8 +112,7 @@ def _drop_computed_fields(document_type: type[Any], model: dict[str, Any]) -> No
 
     model["config"] = {**model.get("config", {}), "extra_fields_behavior": "allow"}
     plain: Any = dict(fields)
-    fields.clear()
-    fields |= core_schema.no_info_after_validator_function(check, plain)
+    _replace_content(fields, core_schema.no_info_after_validator_function(check, plain))
 
 
 def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve) -> None:
@@ -121,8 +132,8 @@ def _replace_native(schema: Any, arrays: Iterator[TensorType], resolve: _Resolve
         if target.get("type") == "is-instance":
             tensor_type = native_tensor_type(target["cls"])
             if tensor_type is not None:
-                schema.clear()
-                schema.update((next(arrays, tensor_type) if tensor_type is NdArray else tensor_type).core_schema())
+                tensor_type = next(arrays, tensor_type) if tensor_type is NdArray else tensor_type
+                _replace_content(schema, tensor_type.core_schema())
         elif schema.get("type") != "model":  # nested documents have their own additions
             for key, value in schema.items():
                 if key != "metadata":
@@ -148,9 +159,8 @@ def _prefer_exact_tensors(schema: dict[str, Any]) -> None:
         return handler(value)
 
     if members:
-        union = dict(schema)
-        schema.clear()  # changed in place, since the schema around it refers to this dict
-        schema.update(core_schema.no_info_wrap_validator_function(take, union))
+        union: Any = dict(schema)
+        _replace_content(schema, core_schema.no_info_wrap_validator_function(take, union))
 
 
 def _encode_bytes(schema: Any) -> None:
@@ -162,14 +172,14 @@ def _encode_bytes(schema: Any) -> None:
         return
     if schema.get("type") == "bytes":
         plain: Any = dict(schema)
-        schema.clear()
-        schema |= core_schema.json_or_python_schema(
+        either = core_schema.json_or_python_schema(
             core_schema.no_info_before_validator_function(_read_base64, plain),
             plain,
             serialization=core_schema.plain_serializer_function_ser_schema(
                 _write_base64, return_schema=core_schema.str_schema(), when_used="json"
             ),
         )
+        _replace_content(schema, either)
         return
     for key, value in schema.items():
         if key != "metadata":
@@ -192,6 +202,9 @@ def _add_stored_keys(document_type: type[Any], fields: dict[str, Any]) -> None:
 
     JSON and dicts that quire writes have the names of fields, and pydantic alone looks for aliases first.
     """
+    # pydantic takes the first alias that the input has. An alias that is also the name of another field would take the
+    # value of that field: the own name of a field then comes first. The stored key, which no input of users has, comes
+    # last; decoders use it, and nothing else.
     written = written_names(document_type)
     for name, field in fields.items():
         alias = field.get("validation_alias")  # a name, a path, or a list of paths
@@ -236,9 +249,8 @@ def _read_members(schema: dict[str, Any]) -> None:
     expected_text = " or ".join(map(repr, expected))
 
     def read_member(value: object, handler: Callable[[Any], Any]) -> object:
-        if isinstance(
-            value, Enum
-        ):  # a member of another enum, which may be equal to the value, as those of IntEnum are
+        # A member of another enum may be equal to the value, as those of IntEnum are, and is not what was meant.
+        if isinstance(value, Enum):
             raise PydanticKnownError("literal_error", {"expected": expected_text})
         return members[repr(handler(value))]
 
@@ -250,13 +262,14 @@ def _read_members(schema: dict[str, Any]) -> None:
         custom_error_type="literal_error",
         custom_error_context={"expected": expected_text},
         serialization=core_schema.wrap_serializer_function_ser_schema(lambda value, handler: handler(value)),
-        metadata={"pydantic_js_functions": [lambda _, handler: handler(literal)]},
+        metadata={"pydantic_js_functions": [lambda _, handler: handler(literal)]},  # the JSON schema stays the same
     )
-    schema.clear()
-    schema.update(union)
+    _replace_content(schema, union)
 
 
 class _Parsed(NamedTuple):
+    """Marks the value of a `Json` field that a decoder has parsed, so that it is not parsed again."""
+
     value: Any
 
 
@@ -276,9 +289,8 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
             first: Any = error.errors()[0]
             if first["loc"] != ("text",):
                 raise
-            raise PydanticKnownError(
-                first["type"], first.get("ctx")
-            ) from None  # without the tag of the union in its location
+            # The same error without the tag of the union in its location, which users do not know.
+            raise PydanticKnownError(first["type"], first.get("ctx")) from None
 
     def write(value: object, handler: Callable[[Any], Any], info: SerializationInfo) -> object:
         written = handler(value)
@@ -297,12 +309,12 @@ def _take_parsed_json(schema: dict[str, Any]) -> None:
         serialization=core_schema.wrap_serializer_function_ser_schema(write, info_arg=True, schema=text),
         metadata={"pydantic_js_functions": [lambda _, handler: handler(text)]},
     )
-    schema.clear()
-    schema.update(node)
+    _replace_content(schema, node)
 
 
 def _take_decoded(function: dict[str, Any]) -> None:
     """Let a field of `Base64Bytes` or a similar type accept its value from decoders: bytes that are decoded already."""
+    # pydantic decodes in a method of an EncodedBytes or EncodedStr, which is the only trace of the type in the schema.
     decode = function["function"]
     owner = getattr(decode, "__self__", None)
     if not isinstance(owner, (EncodedBytes, EncodedStr)):
@@ -345,6 +357,7 @@ def _prepare_default(field: dict[str, Any], info: FieldInfo) -> None:
         return
     default = info.default
     if framework_of(default) is not None:
+        # pydantic copies only those defaults that have no hash. A tensor of torch has one, and would be shared.
         schema.pop("default", None)
         schema["default_factory"] = partial(copy.deepcopy, default)
     wrapped = isinstance(default, (str, bytes)) and _has_wrapped_member(schema["schema"])

@@ -22,12 +22,12 @@ def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
     if is_document_type(tp):
         return tp is type(b) and _equal_documents(a, b, ids=ids)
     if is_array_type(tp):
-        same_type = is_array_type(type(b)) and a.document_type is b.document_type
+        same_type = is_array_type(type(b)) and _row_type(a) is _row_type(b)
         return same_type and _equal_items(a._documents, b._documents, ids=ids)
     framework, other = framework_of(a), framework_of(b)
     if framework is not None or other is not None:
         return framework is not None and framework is other and framework.equal(a, b)
-    if isinstance(a, (float, complex, Decimal)):
+    if isinstance(a, (float, complex, Decimal)):  # NaN is not equal to itself
         return bool(a == b) or (type(b) is tp and a != a and b != b)
     if isinstance(a, (list, tuple)):
         same_type = isinstance(b, (list, tuple)) and isinstance(a, list) == isinstance(b, list)
@@ -38,6 +38,14 @@ def equal_values(a: Any, b: Any, *, ids: bool = False) -> bool:
         # To Python, times that occur twice when clocks are set back are unequal (PEP 495), so instants are compared.
         return a.utcoffset() is not None and b.utcoffset() is not None and a - _EPOCH == b - _EPOCH
     return bool(a == b)
+
+
+def _row_type(array: Any) -> type[Any]:
+    """Return the document class of an array; of one without a type, the class that all its documents have."""
+    if not array.document_type.document_schema().is_open:
+        return array.document_type  # type: ignore[no-any-return]
+    types = set(map(type, array._documents))
+    return types.pop() if len(types) == 1 else array.document_type
 
 
 def _equal_items(a: Sequence[Any], b: Sequence[Any], *, ids: bool) -> bool:

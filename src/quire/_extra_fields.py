@@ -22,10 +22,13 @@ Extra = Literal["forbid", "ignore"]
 """How a reader treats fields and columns that a class does not have; a class that sets `extra` wins."""
 
 _FORBIDDEN = "Extra inputs are not permitted"
+"""The message of pydantic about an unknown field."""
 _MOST_EXPLAINED = 1000
 _ERROR_TYPES = frozenset(get_args(core_schema.ErrorType))
 _NOT_SCHEMAS = ("metadata", "serialization", "default", "expected", "config", "cls")
+"""The keys of a core schema whose values are not core schemas."""
 _hiding = ForkSafeLock()
+"""Held while the classes of a validator are marked as incomplete; see `_compile`."""
 
 
 def check_extra(extra: str) -> None:
@@ -54,19 +57,18 @@ def explain_unknown_fields(document_type: type[Any], error: ValidationError) -> 
     if not any(problem["msg"] == _FORBIDDEN for problem in problems):
         return error
     hide_input = bool(document_type.model_config.get("hide_input_in_errors"))
-    details = [_explain_problem(document_type, problem) for problem in problems]
+    # An error of pydantic cannot be changed: a new one is made of the same problems. Those of a type that pydantic does
+    # not know itself, which custom validators raise, need their message as well.
+    details: list[Any] = []
+    for problem in problems:
+        kind: Any = problem["type"]
+        if problem["msg"] == _FORBIDDEN:
+            message: Any = unknown_field(document_type, problem["loc"])
+            kind = PydanticCustomError("extra_forbidden", message) if message else kind
+        elif kind not in _ERROR_TYPES:
+            kind = PydanticCustomError(kind, cast("Any", problem["msg"]), problem.get("ctx"))
+        details.append({"type": kind, "loc": problem["loc"], "input": problem["input"], "ctx": problem.get("ctx", {})})
     return ValidationError.from_exception_data(error.title, details, hide_input=hide_input)
-
-
-def _explain_problem(document_type: type[Any], problem: Any) -> Any:
-    details = {"type": problem["type"], "loc": problem["loc"], "input": problem["input"], "ctx": problem.get("ctx", {})}
-    if problem["msg"] == _FORBIDDEN:
-        message = unknown_field(document_type, problem["loc"])
-        if message:
-            details["type"] = PydanticCustomError("extra_forbidden", cast("Any", message))
-    elif problem["type"] not in _ERROR_TYPES:
-        details["type"] = PydanticCustomError(problem["type"], problem["msg"], problem.get("ctx"))
-    return details
 
 
 def unknown_field(document_type: type[Any], location: tuple[int | str, ...]) -> str | None:
@@ -157,14 +159,15 @@ def _relax(schema: Any) -> Any:
         return type(schema)(_relax(item) for item in schema)
     if not isinstance(schema, dict):
         return schema
-    relaxed = {
-        key: {name: _relax(item) for name, item in value.items()}
-        if key in ("fields", "choices") and isinstance(value, dict)
-        else value
-        if key in _NOT_SCHEMAS
-        else _relax(value)
-        for key, value in schema.items()
-    }
+    relaxed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NOT_SCHEMAS:
+            relaxed[key] = value
+        elif key in ("fields", "choices") and isinstance(value, dict):
+            # By name, and a name may be one of _NOT_SCHEMAS: a field may be called 'default'.
+            relaxed[key] = {name: _relax(item) for name, item in value.items()}
+        else:
+            relaxed[key] = _relax(value)
     if schema.get("type") == "model" and getattr(schema["cls"], "__quire_extra__", "") is None:
         relaxed["config"] = {**schema.get("config", {}), "extra_fields_behavior": "ignore"}
     return relaxed

@@ -29,6 +29,7 @@ from quire._protocols import Annotation
 from quire.errors import PickleError, SchemaError
 
 _classes: WeakValueDictionary[tuple[int, int], ParametrizedMeta] = WeakValueDictionary()
+"""Generated classes, by the ids of origin and parameter: a parameter may have no hash."""
 _names: WeakValueDictionary[str, type] = WeakValueDictionary()
 _serial = itertools.count(2)
 _making = ForkSafeLock()
@@ -37,7 +38,8 @@ _making = ForkSafeLock()
 class ParametrizedMeta(ABCMeta):
     """The metaclass of classes that can be subscripted with one type.
 
-    Such a class has a method `_bind(parameter)`, which checks the type and returns attributes of the generated class.
+    Such a class has a method `_bind(parameter)`, which checks the type and returns attributes of the generated class,
+    and may have `_base_for(parameter)`, which returns a subclass of it as the base of the generated class.
     """
 
     _parameter: Any
@@ -81,7 +83,8 @@ def _generate(origin: ParametrizedMeta, parameter: Any) -> ParametrizedMeta:
         "_origin": origin,
         **bound,
     }
-    generated: ParametrizedMeta = type(origin)(name, (origin,), namespace)
+    base = origin._base_for(parameter) if hasattr(origin, "_base_for") else origin
+    generated: ParametrizedMeta = type(origin)(name, (base,), namespace)
     _names[generated.__qualname__] = generated
     _classes[id(origin), id(parameter)] = generated  # it references both, so their ids are not reused while it lives
     return generated
@@ -92,8 +95,10 @@ def with_open_aliases(annotation: Any) -> Annotation:
 
     pydantic substitutes type variables in aliases and in models, but not in other classes.
     """
-    if isinstance(annotation, ParametrizedMeta) and _has_type_variables(getattr(annotation, "_parameter", None)):
-        return types.GenericAlias(annotation._origin or annotation, (annotation._parameter,))
+    if isinstance(annotation, ParametrizedMeta):
+        parameter: Any = getattr(annotation, "_parameter", None)
+        if getattr(parameter, "__pydantic_generic_metadata__", {}).get("parameters"):  # type variables
+            return types.GenericAlias(annotation._origin or annotation, (parameter,))
     arguments = () if get_origin(annotation) is Literal else get_args(annotation)
     return _with_arguments(annotation, tuple(with_open_aliases(argument) for argument in arguments))
 
@@ -113,10 +118,6 @@ def _with_arguments(annotation: Any, replaced: tuple[Any, ...]) -> Annotation:
     return origin[replaced]
 
 
-def _has_type_variables(parameter: Any) -> bool:
-    return bool(getattr(parameter, "__pydantic_generic_metadata__", {}).get("parameters"))
-
-
 # --- parameters with metadata
 #
 # pydantic hashes a `Field` by identity, so `Box[Annotated[int, Field(gt=0)]]`, written twice or unpickled, would make
@@ -125,6 +126,7 @@ def _has_type_variables(parameter: Any) -> bool:
 # classes with such parameters are pickled with a token.
 
 _classes_of_items: dict[str, WeakSet[type[BaseModel]]] = {}
+"""The classes with an item in their parameters that is hashed by identity, by the repr of the item."""
 _tokens: WeakValueDictionary[str, type[BaseModel]] = WeakValueDictionary()
 
 

@@ -64,6 +64,11 @@ def is_array_type(tp: object) -> TypeGuard[type[ArrayLike]]:
     return isinstance(tp, type) and hasattr(tp, "document_type") and hasattr(tp, "_trusted")
 
 
+def is_batch_type(tp: object) -> bool:
+    """Return whether an object is a class of batches: documents as columns."""
+    return isinstance(tp, type) and hasattr(tp, "document_type") and hasattr(tp, "_wrap")
+
+
 def is_stored(value: object) -> TypeGuard[StoredDocuments]:
     """Return whether an object is a dataset of documents on disk."""
     return hasattr(type(value), "_open_as")

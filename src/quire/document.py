@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import keyword
+import operator
 import re
 import warnings
 from base64 import b64encode
@@ -23,7 +24,7 @@ from quire._extra_fields import Extra, explain_unknown_fields
 from quire.codec import Reading, TensorForm
 from quire.display import document_tree, nested_rows, print_document, print_schema, render_html, short_value
 from quire.errors import DocumentTypeError
-from quire.schema import Schema, build_schema
+from quire.schema import Schema, build_schema, find_main_text
 from quire.typing import ID, new_id
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ class DocumentMeta(ModelMetaclass):
                 cls = super().__new__(mcls, name, bases, namespace, **kwargs)
         validators = cls.__pydantic_decorators__.model_validators.values()
         has_after_validators = any(validator.info.mode == "after" for validator in validators)
+        # pydantic sets a field before it runs `after` validators: a rejected value would stay.
         if has_after_validators and cls.__setattr__ is BaseModel.__setattr__:
             cls.__setattr__ = set_or_restore
+        # `Box[int]` is no attribute of a module, so it is published as one of `_parametrize`, where pickle finds it.
         if cls.__pydantic_generic_metadata__["origin"] is not None and cls.__pydantic_complete__:
             cls.__qualname__ = _parametrize.publish(f"{cls.__module__}:{cls.__qualname__}")
             cls.__module__ = _parametrize.__name__
@@ -139,9 +142,12 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     """A typed record: subclass it and annotate fields.
 
     Every document has an `id`. A class may annotate it with another type, or remove it by `id: ClassVar[None] = None`.
-    A class defined with `main='text'` accepts the value of that field wherever a document of the class is expected.
+    A class defined with `main='text'` accepts the value of that field wherever a document of the class is expected. If
+    that value is text, as of `Text` or the url of an `Image`, its documents compare with texts, and sort, by it:
+    `Text('hi') == 'hi'`, `'h' in Text('hi')`.
 
-    Equality compares the class and the fields except for ids; `identical()` compares ids, too.
+    Equality compares the class and the fields except for ids; `identical()` compares ids, too. Documents are mutable,
+    so they have no hash: use `doc.text` as the key of a dict or in a set.
     """
 
     model_config = ConfigDict(
@@ -158,6 +164,8 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     __quire_open__: ClassVar[bool] = True
     __quire_extra__: ClassVar[str | None] = None
     __quire_name__: ClassVar[str | None] = None
+    __quire_collects__: ClassVar[bool] = False  # whether a field keeps input for which there is no field, as `tags`
+    __quire_array__: ClassVar[Any] = None  # a subclass of DocumentArray that arrays of this class derive from
 
     __hash__ = None  # type: ignore[assignment]  # documents are mutable
 
@@ -206,6 +214,8 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
             """Return the document of a mapping or an object; see pydantic's `BaseModel.model_validate`."""
             __tracebackhide__ = True
             try:
+                if not options:  # the usual call: pydantic's method would only pass its defaults, which takes 0.3 us
+                    return cls.__pydantic_validator__.validate_python(obj)
                 return super().model_validate(obj, **options)
             except ValidationError as error:
                 raise explain_unknown_fields(cls, error) from None
@@ -271,7 +281,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
     def from_protobuf(cls, message: Any, **reading: Unpack[Reading]) -> Self:
         """Return the document of a protobuf message."""
         data = codec.from_message(message, "Document")
-        return codec.decode_document_message(data, _expected(cls), codec.read_options(reading))  # type: ignore[no-any-return]
+        return codec.decode_document_message(data, _expected_type(cls), codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_bytes(
         self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False
@@ -289,7 +299,7 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         cls, data: Any, protocol: str | None = None, compress: str | None = None, **reading: Unpack[Reading]
     ) -> Self:
         """Return the document of bytes; a `protocol` or `compress` that is not that of the bytes is an error."""
-        return codec.load_document(cls, _expected(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
+        return codec.load_document(cls, _expected_type(cls), data, protocol, compress, codec.read_options(reading))  # type: ignore[no-any-return]
 
     def to_base64(self, protocol: str | None = None, compress: str | None = None, *, allow_pickle: bool = False) -> str:
         """Return the bytes of `to_bytes` as base64."""
@@ -326,7 +336,43 @@ class BaseDocument(BaseModel, metaclass=DocumentMeta):
         return codec.from_dict(cls, values, extra=extra)
 
     def __eq__(self, other: object) -> bool:
-        return equal_values(self, other) if isinstance(other, BaseDocument) else NotImplemented
+        if isinstance(other, BaseDocument):
+            return equal_values(self, other)
+        return self._compare_text(operator.eq, other) if isinstance(other, str) else NotImplemented
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare_text(operator.lt, other)
+
+    def __le__(self, other: object) -> bool:
+        return self._compare_text(operator.le, other)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compare_text(operator.gt, other)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compare_text(operator.ge, other)
+
+    def __contains__(self, item: object) -> bool:
+        """Return whether a text is part of the main text; for other classes, as pydantic, a pair of name and value."""
+        name = find_main_text(type(self))
+        if name is None:
+            return any(item == pair for pair in self)
+        if not isinstance(item, str):
+            raise DocumentTypeError(f"`in` searches the {name} of a {type(self).__name__} for text, got {item!r}.")
+        return item in str(self.__dict__[name] or "")
+
+    def _compare_text(self, compare: Callable[[Any, Any], bool], other: object) -> bool:
+        """Compare the main text with a text, or with that of another document; documents without one do not compare."""
+        name = find_main_text(type(self))
+        if name is None:
+            return NotImplemented  # type: ignore[no-any-return]
+        if isinstance(other, BaseDocument):
+            other_name = find_main_text(type(other))
+            other = None if other_name is None else other.__dict__[other_name]
+        text = self.__dict__[name]
+        if not isinstance(text, str) or not isinstance(other, str):
+            return False if compare is operator.eq else NotImplemented
+        return compare(text, other)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return copy_document(self, {} if memo is None else memo)
@@ -356,13 +402,9 @@ _OTHER_SELF = (
 )
 
 
-def _expected(cls: type[BaseDocument]) -> type[BaseDocument] | None:
+def _expected_type(cls: type[BaseDocument]) -> type[BaseDocument] | None:
     """Return the class if it determines the fields of its documents; None if it stands for any class."""
     return None if "__quire_open__" in vars(cls) else cls
-
-
-def _extra_id(document: BaseDocument) -> object:
-    return (document.__pydantic_extra__ or {}).get("id")
 
 
 class DynamicDocument(BaseDocument):
@@ -371,8 +413,18 @@ class DynamicDocument(BaseDocument):
     model_config = ConfigDict(extra="allow")
     __quire_open__: ClassVar[bool] = True
 
-    id: ClassVar[Any] = property(_extra_id)  # type: ignore[misc]  # an id may be one of the fields
+    # The id is one of the fields that were read, if there was one, and not a field that every document has.
+    id: ClassVar[Any] = property(lambda self: (self.__pydantic_extra__ or {}).get("id"))  # type: ignore[misc]
     _declared: str = PrivateAttr("")
+
+    @classmethod
+    def _from_content(cls, name: str, content: dict[str, Any]) -> DynamicDocument:
+        """Make a document of a class of this name; its fields are not validated."""
+        document = cls.model_construct()
+        document.__pydantic_extra__ = content
+        document.__pydantic_fields_set__ = set(content)
+        document._declared = name
+        return document
 
     @property
     def __quire_name__(self) -> str:  # type: ignore[override]
@@ -385,15 +437,7 @@ class DynamicDocument(BaseDocument):
         return None
 
 
-def _make_dynamic(name: str, content: dict[str, Any]) -> DynamicDocument:
-    document = DynamicDocument.model_construct()
-    document.__pydantic_extra__ = content
-    document.__pydantic_fields_set__ = set(content)
-    document._declared = name
-    return document
-
-
-_class_registry.provide("dynamic", _make_dynamic)
+_class_registry.provide("dynamic", DynamicDocument._from_content)
 
 
 def _reduce(cls: type[BaseDocument]) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -39,8 +39,10 @@ Invalid field values of a document raise pydantic's own `ValidationError`, which
 from __future__ import annotations
 
 import difflib
+import functools
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import quire._installation  # noqa: F401 - reports a package `quire` that is not ours
 
@@ -82,6 +84,9 @@ __all__ = [
 
 class QuireError(Exception):
     """The base of every error that quire raises itself."""
+
+    request_id: str | None = None
+    """The id of the call of a service that failed with the error, as in the logs of the server."""
 
 
 class SchemaError(QuireError, TypeError):
@@ -225,12 +230,17 @@ class ImportOrderError(MissingDependencyError):
     """Two frameworks that cannot be imported in this order."""
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+_SELF = ("self", "cls")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known names, else all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3)
     if near:
-        return f"Did you mean {' or '.join(repr(n) for n in near)}?"
+        *others, last = map(repr, near)
+        return f"Did you mean {', '.join(others)} or {last}?" if others else f"Did you mean {last}?"
     return f"Known: {', '.join(names) or 'none'}."
 
 
@@ -240,3 +250,22 @@ def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> No
     unknown = next((name for name in options if name not in names), None)
     if unknown is not None:
         raise UnknownOptionError(f"{call} has no option {unknown!r}. {did_you_mean(unknown, names)}")
+
+
+def reject_unknown_options(function: F) -> F:
+    """Decorate a function: a keyword that it does not take raises an UnknownOptionError, and not Python's TypeError.
+
+    Functions with `**options` call `check_options` themselves.
+    """
+    code = function.__code__
+    names = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name not in _SELF]
+    known = frozenset(names)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if not known.issuperset(options):
+            is_constructor = function.__name__ == "__init__"
+            check_options(type(args[0]).__name__ if is_constructor else function.__name__, options, names)
+        return function(*args, **options)
+
+    return cast("F", call)

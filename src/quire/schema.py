@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from dataclasses import fields as dataclass_fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -140,7 +139,14 @@ class Field:
         return self.type.document_type if self.kind is FieldKind.DOCUMENTS else self.type
 
     def __str__(self) -> str:
-        return _describe(self)
+        """Return the field as its annotation is written."""
+        if self.kind is FieldKind.UNION:
+            text = " | ".join(str(replace(item, nullable=False)) for item in self.items)
+        elif self.items and self.kind is not FieldKind.ANY:
+            text = f"{self.type.__name__}[{', '.join(str(item) for item in self.items)}]"
+        else:
+            text = getattr(self.type, "__name__", str(self.type))
+        return f"{text} | None" if self.nullable and text != "NoneType" else text
 
 
 @dataclass(frozen=True)
@@ -220,10 +226,6 @@ class Schema:
             schema = fields[-1].document_type.document_schema() if nested else None
         return tuple(fields)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Without cached properties and what is computed from the fields.
-        return {field.name: getattr(self, field.name) for field in dataclass_fields(self) if field.init}
-
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{f.name}: {f}' for f in self.fields)})"
 
@@ -237,6 +239,15 @@ def build_schema(document_type: type[Any]) -> Schema:
     )
     more = document_type.model_config.get("extra") == "allow" or bool(document_type.__private_attributes__)
     return Schema(document_type, fields, keeps_more=more)
+
+
+def find_main_text(document_type: type[Any]) -> str | None:
+    """Return the main field of a document class that holds text, by which its documents compare with texts."""
+    main: tuple[str, ...] = document_type.__quire_main__
+    if not main:
+        return None
+    fields = document_type.document_schema().by_name
+    return next((name for name in main if fields[name].kind is FieldKind.TEXT), None)
 
 
 def field_aliases(info: FieldInfo) -> list[str]:
@@ -330,11 +341,16 @@ def field_tensor_type(info: FieldInfo) -> TensorType | None:
 def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: bool, owner: type[Any]) -> Field:
     annotation, metadata = unwrap_annotation(annotation, tuple(metadata))
     if get_origin(annotation) in (Union, types.UnionType):
-        members = [member for member in get_args(annotation) if not _is_none(member)]
+        none = (None, type(None))
+        members = [member for member in get_args(annotation) if unwrap_annotation(member, ())[0] not in none]
         nullable = len(members) < len(get_args(annotation))
         if len(members) != 1:
             parts = tuple(_compile(name, member, (), required=True, owner=owner) for member in members)
-            nullable = nullable or any(map(_takes_none, parts))
+            # A member may accept None without being `None` itself: Any, Literal[None], or a nested union.
+            nullable = nullable or any(
+                part.nullable or None in part.choices or (part.kind is FieldKind.ANY and part.type in (Any, object))
+                for part in parts
+            )
             constrained = _constrains(metadata) or any(part.constrained for part in parts)
             decodes = _decodes_input(annotation, metadata) or any(part.decodes_input for part in parts)
             return Field(
@@ -351,6 +367,7 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
         return replace(inner, nullable=nullable or inner.nullable)
     kind, tp = _kind(annotation, metadata)
     items: tuple[Field, ...] = ()
+    # Items have the name of their field, so that errors about them name it.
     if kind in (FieldKind.LIST, FieldKind.DICT):
         arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
         items = tuple(_compile(name, argument, (), required=True, owner=owner) for argument in arguments)
@@ -374,21 +391,13 @@ def _compile(name: str, annotation: Any, metadata: Iterable[Any], *, required: b
     )
 
 
-def _is_none(annotation: Any) -> bool:
-    return unwrap_annotation(annotation, ())[0] in (None, type(None))
-
-
-def _takes_none(part: Field) -> bool:
-    """Return whether a member of a union accepts None without being `None` itself."""
-    return part.nullable or None in part.choices or (part.kind is FieldKind.ANY and part.type in (Any, object))
-
-
 def _decodes_input(annotation: Any, metadata: tuple[Any, ...]) -> bool:
     known: tuple[Any, ...] = (Json, EncodedBytes, EncodedStr)
     return annotation is Json or any(isinstance(item, known) for item in metadata)
 
 
 def _constrains(metadata: tuple[Any, ...]) -> bool:
+    """Return whether metadata restricts values, unlike the marks of quire's own types (`__quire_plain__`)."""
     return any(not getattr(item, "__quire_plain__", False) for item in metadata)
 
 
@@ -418,7 +427,10 @@ def _kind(annotation: Any, metadata: tuple[Any, ...]) -> tuple[FieldKind, Any]:
         types_ = {type(value) for value in get_args(annotation)}
         return _kind(types_.pop(), ()) if len(types_) == 1 else (FieldKind.ANY, annotation)
     if is_array_type(origin):
-        annotation = _array_type(annotation)
+        # An alias such as DocumentArray['Node'], whose name is resolved by now; of a type variable, any array.
+        [parameter] = get_args(annotation)
+        array: Any = origin
+        annotation = array if isinstance(parameter, TypeVar) else array[parameter]
     elif isinstance(annotation, (TypeVar, ForwardRef, str)):  # names in recursive aliases, such as JsonValue
         return FieldKind.ANY, Any
     if is_document_type(annotation):
@@ -435,12 +447,6 @@ def simple_kind(tp: object) -> FieldKind:
     return next(
         (kind for known, kind in _SIMPLE_KINDS if isinstance(tp, type) and issubclass(tp, known)), FieldKind.ANY
     )
-
-
-def _array_type(annotation: Any) -> Annotation:
-    """Return `DocumentArray['Node']` as a class, now that 'Node' is resolved; any array for a type variable."""
-    origin, (parameter,) = get_origin(annotation), get_args(annotation)
-    return origin if isinstance(parameter, TypeVar) else origin[parameter]
 
 
 def _is_open(document_type: type[Any]) -> bool:
@@ -472,17 +478,6 @@ def _nested_type(annotation: Any) -> Annotation:
     return {FieldKind.DOCUMENT: tp, FieldKind.DOCUMENTS: getattr(tp, "document_type", None)}.get(kind)
 
 
-def _describe(field: Field) -> str:
-    """Return a field as its annotation is written."""
-    if field.kind is FieldKind.UNION:
-        text = " | ".join(str(replace(item, nullable=False)) for item in field.items)
-    elif field.items and field.kind is not FieldKind.ANY:
-        text = f"{field.type.__name__}[{', '.join(str(item) for item in field.items)}]"
-    else:
-        text = getattr(field.type, "__name__", str(field.type))
-    return f"{text} | None" if field.nullable and text != "NoneType" else text
-
-
 # --- core schemas
 
 
@@ -491,6 +486,7 @@ def field_validator(document_type: type[Any], name: str) -> SchemaValidator:
     schema: Any = document_type.__pydantic_core_schema__
     definitions = schema["definitions"] if schema["type"] == "definitions" else []
     inner = schema["schema"] if definitions else schema
+    # A class that other classes refer to, or that refers to itself, is among the definitions.
     while inner["type"] == "definition-ref" or find_model(inner, document_type) is None:
         reference = inner["schema_ref"] if inner["type"] == "definition-ref" else None
         inner = next(item for item in definitions if item.get("ref") == reference)

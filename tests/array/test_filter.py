@@ -157,7 +157,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     ({"$or": [{"titel": "x"}]}, PathError, "titel"),
     ({"price": {"$gtt": 3}}, QueryError, r"^Book.price is float, and '\$gtt' is not an operator. Did you mean '\$gt'"),
     ({"$nott": {}}, QueryError, r"'\$nott' is not an operator here. Did you mean '\$not'"),
-    ({"$and": {"price": 1}}, QueryError, r"\$and takes a list of filters"),
+    ({"$and": "price"}, QueryError, r"\$and takes a list of filters, or a dict of conditions"),
     ({"title": {"$in": "Roots"}}, QueryError, r"\$in and \$nin take a list"),
     ({"title": {"$nin": "Roots"}}, QueryError, r"\$in and \$nin take a list"),
     ({"title": {"$regex": "("}}, QueryError, r"\$regex: "),
@@ -234,6 +234,7 @@ class Row(BaseDocument):
     seen: set[int] = set()
     pair: tuple[int, str] = (0, "")
     grid: list[list[int]] = []
+    mixed: list[int | list[str]] = []
     counts: dict[str, int] = {}
     day: date | None = None
     at: datetime | None = None
@@ -244,6 +245,7 @@ class Row(BaseDocument):
     url: AnyUrl | None = None
     either: int | str | None = None
     inner: Author | None = None
+    people: dict[str, Author] = {}
     vector: NdArray | None = None
     anything: Any = None
 
@@ -263,6 +265,7 @@ ROW = Row(
     seen={1, 2},
     pair=(1, "x"),
     grid=[[1, 2], [3]],
+    mixed=[1, ["x"]],
     counts={"a": 1},
     day=date(2024, 5, 1),
     at=AT,
@@ -309,6 +312,7 @@ TYPED: list[dict[str, Any]] = [
     {"pair": "x"},
     {"grid": [[1, 2], [3]]},
     {"grid": [3]},
+    {"mixed": 1},
     {"counts": {"a": 1}},
     {"counts.a": {"$gte": 1}},
     {"day": "2024-05-01"},
@@ -345,6 +349,9 @@ NEVER: list[tuple[dict[str, Any], str]] = [
     ({"label": "1"}, "Row.label is int, and never equals str '1'. Did you mean 1?"),
     ({"label": {"$ne": "1"}}, "Row.label is int, and never equals str '1'. Did you mean 1?"),
     ({"label": {"$in": [1, "2"]}}, "Row.label is int, and never equals str '2'. Did you mean 2?"),
+    ({"label": None}, "Row.label is int, and never equals NoneType None. It is never missing: leave the condition out, or declare it as 'int | None' if it may be."),  # noqa: E501
+    ({"label": {"$in": [1, None]}}, "Row.label is int, and never equals NoneType None. It is never missing: "),
+    ({"label": {"$not": {"$eq": None}}}, "Row.label is int, and never equals NoneType None. It is never missing: "),
     ({"label": 1.5}, "Row.label is int, and never equals float 1.5. It holds whole numbers."),
     ({"label": float("nan")}, "Row.label is int, and never equals float nan. It holds whole numbers."),
     ({"label": {"$gt": "1"}}, "Row.label is int, and cannot be compared with str '1'. Did you mean 1?"),
@@ -366,9 +373,14 @@ NEVER: list[tuple[dict[str, Any], str]] = [
     ({"tags": [1]}, "Row.tags is list[str], and never equals list. Did you mean '1'?"),
     ({"tags": {"hard", "new"}}, "Row.tags is list[str], and never equals set. A set has no order: write a list."),
     ({"tags": {"$gt": ["a"]}}, "Row.tags is list[str], and cannot be compared with list. Lists have no order: compare their elements."),  # noqa: E501
+    ({"tags": None}, "Row.tags is list[str], and never equals NoneType None. It is never missing: "),
+    ({"tags": ["a", None]}, "Row.tags is list[str], and never equals list. It is never missing: "),
+    ({"grid": None}, "Row.grid is list[list[int]], and never equals NoneType None. It is never missing: "),
+    ({"counts": None}, "Row.counts is dict[str, int], and never equals NoneType None. It is never missing: "),
+    ({"mode": None}, "Row.mode is str, and never equals NoneType None. It is never missing: "),
     ({"pair": [1]}, "Row.pair is tuple[int, str], and never equals list. It holds 2 values."),
     ({"counts": 1}, "Row.counts is dict[str, int], and never equals int 1. Compare one of its values: 'counts.<key>'."),
-    ({"counts.a": "1"}, "Row.counts.a is int, and never equals str '1'. Did you mean 1?"),
+    ({"counts.a": "1"}, "Row.counts.a is int | None, and never equals str '1'. Did you mean 1?"),
     ({"day": "May"}, "Row.day is date | None, and never equals str 'May'. Write a date, or a text like '2024-05-01'."),
     ({"day": "0"}, "Row.day is date | None, and never equals str '0'. Write a date, or a text like '2024-05-01'."),
     ({"day": AT}, "Row.day is date | None, and never equals datetime. Write a date, or a text like '2024-05-01'."),
@@ -378,7 +390,15 @@ NEVER: list[tuple[dict[str, Any], str]] = [
     ({"raw": "x"}, "Row.raw is bytes, and never equals str 'x'. Text is not bytes: write b'...'."),
     ({"either": 1.5}, "Row.either is int | str | None, and never equals float 1.5. It holds whole numbers."),
     ({"inner": {"name": "Ada"}}, "Row.inner is Author | None, and never equals dict. Compare its fields: 'inner.<field>'."),  # noqa: E501
+    ({"people.ada": {"name": "Ada"}}, "Row.people.ada is Author | None, and never equals dict. Compare its fields: 'people.ada.<field>'."),  # noqa: E501
     ({"inner": {">": 1}}, "Row.inner is Author | None, and '>' is not an operator. Did you mean '$gt'?"),
+    ({"grid": 1}, "Row.grid is list[list[int]], and never equals int 1. Its elements are lists."),
+    ({"grid": {"$in": [[1], 2]}}, "Row.grid is list[list[int]], and never equals int 2. Its elements are lists."),
+    ({"grid": {"$gt": 1}}, "Row.grid is list[list[int]], and cannot be compared with int 1. Its elements are lists."),
+    ({"mixed": "x"}, "Row.mixed is list[int | list[str]], and never equals str 'x'."),
+    ({"mixed": {"$regex": "x"}}, "Row.mixed is list[int | list[str]], which has no text for $regex to search."),
+    ({"score": {"$gt": float("nan")}}, "Row.score is float, and cannot be compared with float nan. NaN has no order."),
+    ({"price": {"$lt": Decimal("nan")}}, "Row.price is Decimal | None, and cannot be compared with Decimal. NaN has no order."),  # noqa: E501
     ({"vector": [1, 1]}, "Row.vector is NdArray | None, and never equals list. Compare it with a tensor of numpy, or filter by a function."),  # noqa: E501
 ]  # fmt: skip
 
@@ -389,6 +409,72 @@ def test_filter_rejects_query_that_never_matches(query: dict[str, Any], message:
         with pytest.raises(QueryError) as error:
             rows.filter(query)
         assert str(error.value).startswith(message) if message.endswith(" ") else str(error.value) == message
+
+
+class Sparse(BaseDocument):
+    required: int
+    unvalidated_default: int = None  # type: ignore[assignment]
+    url: AnyUrl = AnyUrl("https://example.com")
+    one_of: Literal["x", None] = "x"  # noqa: PYI061 - None as a choice of the Literal
+    either: Author | int = 0
+    documents: list[Author] = []
+    elements: list[int | None] = []
+    rows: list[list[int] | None] = []
+    plain_list: list = []  # type: ignore[type-arg]
+    values: dict[str, int] = {}
+    optional: Author | None = None
+    nested: Author = Author(name="Ada", age=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("unvalidated_default", [True, False]),
+        ("one_of", [False, True]),
+        ("either.age", [True, False]),
+        ("elements", [False, True]),
+        ("rows", [False, True]),
+        ("plain_list", [False, True]),
+        ("values.a", [True, False]),
+        ("optional", [True, False]),
+        ("optional.age", [True, False]),
+    ],
+)
+def test_filter_by_none_matches_where_values_may_be_missing(path: str, expected: list[bool]) -> None:
+    full = Sparse(
+        required=1,
+        unvalidated_default=1,
+        one_of=None,
+        either=Author(name="Bob", age=1),
+        elements=[1, None],
+        rows=[None],
+        plain_list=[None],
+        values={"a": 1},
+        optional=Author(name="Cyd", age=1),
+    )
+    rows = DocumentArray[Sparse]([Sparse(required=0), full])
+    for query, matches in (
+        ({path: None}, expected),
+        ({path: {"$in": [None]}}, expected),
+        ({path: {"$ne": None}}, [not match for match in expected]),
+        ({path: {"$nin": [None]}}, [not match for match in expected]),
+    ):
+        assert [row in rows.filter(query) for row in rows] == matches, query
+        assert [row.id in rows.stack(shapes="ragged").filter(query).id for row in rows] == matches, query
+
+
+@pytest.mark.parametrize("path", ["required", "url", "either", "documents", "documents.age", "nested", "nested.age"])
+def test_fields_that_are_never_missing_take_none_in_negations_only(path: str) -> None:
+    rows = DocumentArray[Sparse]([Sparse(required=0, documents=[Author(name="Ada", age=2)])])
+    for documents in (rows, rows.stack(shapes="ragged")):
+        for condition in (None, {"$eq": None}, {"$in": [None]}):
+            with pytest.raises(
+                QueryError, match=rf"^Sparse.{path} is .*never equals NoneType None. It is never missing"
+            ):
+                documents.filter({path: condition})
+        for negation in ({"$ne": None}, {"$nin": [None]}, {"$exists": True}):
+            assert len(documents.filter({path: negation})) == 1
+        assert len(documents.filter({path: {"$exists": False}})) == 0
 
 
 def test_filter_rejects_mix_of_naive_and_aware_times() -> None:

@@ -97,8 +97,8 @@ def test_find_skips_rows_without_vector() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_find_sorts_nan_last(metric: Any) -> None:
-    docs = items([[np.nan, 1.0], [1.0, 1.0], [np.nan, np.nan]])
-    assert docs.find([1.0, 1.0], metric=metric, limit=2).documents[0] is docs[1]
+    docs = items([[np.nan, 1.0], [1.0, 1.0], [np.nan, np.nan], [-1.0, -1.0]])
+    assert docs.find([1.0, 1.0], metric=metric, limit=2).documents.id == [docs[1].id, docs[3].id]
     assert len(docs.find([1.0, 1.0], metric=metric, limit=2).documents) == 2
 
 
@@ -121,7 +121,7 @@ def test_find_accepts_documents_as_queries() -> None:
     assert [one.documents[0] is docs[row] for row, one in enumerate(result)] == [True] * 3
     assert [one.documents.id[0] for one in docs.stack().find_batch(docs)] == docs.id
     assert docs.find_batch([]) == []
-    with pytest.raises(QueryError, match="the Item that is asked for has no 'embedding'"):
+    with pytest.raises(QueryError, match="the query is a Item without a value for 'embedding'"):
         docs.find(Item())
 
 
@@ -171,6 +171,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([[1.0, 0.0, 0.0]], {}, QueryError, "queries: expected vectors"),
     ("abc", {}, QueryError, "queries: expected vectors"),
     (None, {}, QueryError, "queries: expected vectors"),
+    ([np.nan, 0.0, 0.0], {}, QueryError, "the queries have NaN"),
     ([1.0, 0.0, 0.0], {"metric": "cosin"}, QueryError, "'cosin' is not a metric. Did you mean 'cosine'"),
     ([1.0, 0.0, 0.0], {"limit": -1}, QueryError, "limit=-1"),
     ([1.0, 0.0, 0.0], {"field": "embeding"}, PathError, "Did you mean 'embedding'"),

@@ -106,7 +106,7 @@ def test_split_by_counts() -> None:
     assert docs.split(0.5, 0.5)[0][0] is docs[0]
 
 
-@pytest.mark.parametrize("parts", [(), (0.5,), (0.5, 0.6), (-0.5, 1.5), (2, 3), (0.5, 5)])
+@pytest.mark.parametrize("parts", [(), (0.5,), (0.5, 0.6), (-0.5, 1.5), (2, 3), (0.5, 5), ("0.5", "0.5")])
 def test_split_rejects_wrong_parts(parts: tuple[float, ...]) -> None:
     with pytest.raises(OptionError):
         numbered(6).split(*parts)

@@ -14,7 +14,7 @@ from werkzeug.serving import make_server
 
 from quire import BaseDocument, DocumentArray
 from quire.errors import StorageError, StorageNotFoundError
-from quire.files import RemoteOptions, _remote
+from quire.files import RemoteOptions, _remote, delete_file, list_files
 from quire.typing import NdArray
 
 pytestmark = pytest.mark.needs("moto", "flask", "s3fs", "obstore")
@@ -102,6 +102,17 @@ def test_push_uploads_large_array_in_parts(store: Store, docs: DocumentArray[Pas
     assert sum("partNumber" in seen for seen in store.faults.seen) >= 2
     assert store.names() == ["folder/docs"]
     assert DocumentArray[Passage].pull("s3://bucket/folder/docs", remote=store.options()).identical(docs)
+
+
+def test_pushed_arrays_are_listed_and_deleted(store: Store, docs: DocumentArray[Passage]) -> None:
+    for name in ("b", "folder/a"):
+        docs[:1].push(f"s3://bucket/{name}", remote=store.options())
+    assert list_files("s3://bucket", remote=store.options()) == ["s3://bucket/b", "s3://bucket/folder/a"]
+    assert list_files("s3://bucket/folder", remote=store.options()) == ["s3://bucket/folder/a"]
+    assert delete_file("s3://bucket/folder/a", remote=store.options())
+    assert store.names() == ["b"]
+    with pytest.raises(StorageNotFoundError, match="s3://bucket/folder/a: there is no such file"):
+        delete_file("s3://bucket/folder/a", remote=store.options())
 
 
 def test_push_of_small_compressed_array_and_stream(store: Store, docs: DocumentArray[Passage]) -> None:

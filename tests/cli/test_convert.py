@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from base64 import b64decode
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -229,6 +230,37 @@ def test_convert_rejects_documents_with_the_same_path(
     assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
     assert f"row 1: the path {str(Path(str(paths[1])))!r} belongs to another document" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "/".join(["x" * 200] * 30)], ids=["name", "path"])
+def test_convert_rejects_names_that_are_too_long(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.ndjson").write_text(json.dumps({"path": path, "text": "x"}))
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 1
+    assert f"row 0: the path '{'x' * 40}'... has {len(path)} bytes" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["rows.ndjson"]
+
+
+def test_unusual_names_of_files_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [
+        "A.txt",
+        "a.txt",
+        "a:b",
+        "-rf",
+        "~/x",
+        "a b",
+        "CON",
+        "line\nbreak",
+        "\u00e9",
+        "e\u0301",
+        "100%",
+        "'quoted'",
+    ]
+    lines = [json.dumps({"path": path, "text": path}) for path in paths]
+    (tmp_path / "rows.ndjson").write_text("\n".join(lines))
+    assert convert(tmp_path / "rows.ndjson", tmp_path / "out", "--to", "files", "--content", "text") == 0
+    assert convert(tmp_path / "out", tmp_path / "back.ndjson") == 0
+    contents = {row["path"]: b64decode(row["content"]).decode() for row in rows(tmp_path / "back.ndjson", capsys)}
+    assert contents == {path: path for path in paths}
 
 
 def test_convert_rejects_a_field_that_metadata_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import quire
 from quire.cli import main
 from tests.cli.commands import ENVIRONMENT, command, run, students
 
@@ -54,7 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "code", "message"),
     [
         (["inspect", "nowhere"], 1, "quire: nowhere: there is no such file or folder."),
-        (["inspect", "odd.xyz"], 1, "quire: odd.xyz: the format of the file is unknown: pass --from dataset or quire"),
+        (["inspect", "odd.xyz"], 1, "quire: odd.xyz: the format of the file is unknown: pass --from, one of dataset, "),
+        (["head", "rows.pb", "--document", "slow.py:Slow"], 1, "names a file instead of a module: write slow:Slow."),
+        (
+            ["head", "rows.pb", "--document", "./a/slow.py:Slow"],
+            1,
+            "instead of a module: write a.slow:Slow.",
+        ),
         (["head", "bad.csv"], 1, "quire: Bad in bad.csv, line 2: 1 cells, but the header has 2."),
         (["head", "bad.ndjson"], 1, "quire: bad.ndjson, line 2: invalid JSON"),
         (["head", "rows.pb", "--columns", "nmae"], 1, "Did you mean 'name'"),
@@ -69,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["verify", "damaged.pb"], 3, "quire: 1 of 1 parts of damaged.pb are damaged."),
         (["verify", "nowhere"], 1, "quire: nowhere: there is no such file or folder."),
         (["verify", "rows.pb"], 0, ""),
-        ([], 2, "quire: the following arguments are required: COMMAND (usage: quire --help)"),
+        (["inspct", "rows.ndjson"], 2, "quire: there is no command 'inspct'. Did you mean 'inspect'?"),
         (["convert", "rows.ndjson"], 2, "quire convert: the following arguments are required: target"),
         (
             ["head", "rows.pb", "-n", "-1"],
@@ -90,6 +97,18 @@ def test_errors_have_an_exit_code_and_one_line(arguments: list[str], code: int, 
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == (1 if code else 0)
+
+
+def test_command_without_arguments_prints_its_help(folder: Path) -> None:
+    done = run(folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: quire ")
+    assert "quire convert rows.csv rows.parquet" in done.stderr
+
+
+def test_version_is_that_of_the_package(folder: Path) -> None:
+    done = run(folder, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"quire {quire.__version__}\n", "")
 
 
 def test_verify_json_lists_damaged_files(folder: Path) -> None:

@@ -473,6 +473,7 @@ def test_inconsistent_index_is_ignored() -> None:
         ([128, 128, 448], [3, 0, 2]),
         ([128, 256, 768], [3, 0, 2]),
         ([0, 256, 448], [3, 0, 2]),
+        ([128, 256, 448], [3, 0, 1 << 63]),  # not a number of rows: positions of 64 bits would overflow
     ):
         assert read_index(io.BytesIO(with_index(offsets, counts)), OPTIONS) is None
     assert read_index(io.BytesIO(with_index([128, 256, 448], [3, 0, 2], kind=BATCH)), OPTIONS) is None

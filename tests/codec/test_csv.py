@@ -300,3 +300,26 @@ def test_csv_limit_is_restored_while_the_caller_has_a_document(tmp_path: Path) -
 def test_folder_in_place_of_a_csv_file_is_an_error_of_quire(tmp_path: Path) -> None:
     with pytest.raises(UriError, match="the file cannot be read"):
         DocumentArray[Thesis].from_csv(tmp_path)
+
+
+@pytest.mark.parametrize("extra", ["forbid", "ignore"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_table_with_another_delimiter_says_which_one(delimiter: str, extra: Any) -> None:
+    text = f"title{delimiter}pages\nA{delimiter}3\n"
+    other = ";" if delimiter == "," else None
+    with pytest.raises(DecodeError) as caught:
+        DocumentArray[Thesis].from_csv(text=text, delimiter=other, extra=extra)
+    message = f"the table, line 1: the columns are separated by {delimiter!r}. Pass delimiter={delimiter!r}."
+    assert str(caught.value) == message
+    assert DocumentArray[Thesis].from_csv(text=text, delimiter=delimiter)[0].pages == 3
+
+
+def test_table_without_any_known_column_is_an_error() -> None:
+    class Row(BaseDocument):
+        label: int = 0
+
+    with pytest.raises(
+        DecodeError, match=r"line 1: Row has none of the columns \['lable', 'x'\]. Did you mean 'label'"
+    ):
+        DocumentArray[Row].from_csv(text="lable,x\n1,2\n", extra="ignore")
+    assert DocumentArray[Row].from_csv(text="label,x\n1,2\n", extra="ignore").label == [1]

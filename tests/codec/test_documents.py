@@ -16,7 +16,7 @@ from hypothesis import given
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, computed_field
 
 from quire import BaseDocument, Document, DocumentArray, DocumentBatch, Image, Text
-from quire.errors import DecodeError, QuireError
+from quire.errors import DecodeError, OptionError, QuireError
 from quire.typing import ID, AnyTensor, NdArray, float32
 from tests.codec.round_trips import ROUND_TRIPS, assert_round_trips, dynamic, exact
 from tests.strategies import (
@@ -479,3 +479,12 @@ class StrictOne(BaseDocument, strict=True):
 
 def test_strict_documents_round_trip() -> None:
     assert_round_trips(StrictOne(plain=Plain(leaf=Leaf(text="b"))))
+
+
+@pytest.mark.parametrize(
+    "data", [None, "text", 5, np.zeros((4, 4), np.uint8)[:, ::2]], ids=["None", "str", "int", "gaps"]
+)
+def test_from_bytes_rejects_values_that_are_no_bytes(data: Any) -> None:
+    for form in (Text, DocumentArray[Text], DocumentBatch[Text]):
+        with pytest.raises(OptionError, match=f"expected bytes, got {type(data).__name__}"):
+            form.from_bytes(data)

@@ -851,3 +851,12 @@ def test_tensors_of_any_shape_round_trip(docs: DocumentArray[Tree]) -> None:
 @given(arrays(nodes(), Node))
 def test_recursive_documents_round_trip(docs: DocumentArray[Node]) -> None:
     assert DocumentArray[Node].from_dataframe(docs.to_dataframe()).identical(docs)
+
+
+def test_data_frame_without_any_known_column_is_an_error() -> None:
+    class Row(BaseDocument):
+        label: int = 0
+
+    with pytest.raises(DecodeError, match=r"Row has none of the columns \['lable'\]. Did you mean 'label'"):
+        DocumentArray[Row].from_dataframe(pd.DataFrame({"lable": [1]}))
+    assert DocumentArray[Row].from_dataframe(pd.DataFrame({"label": [1], "x": [2]})).label == [1]

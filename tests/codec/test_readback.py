@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from math import inf
@@ -556,3 +556,49 @@ class EitherEnum(BaseDocument):
 @pytest.mark.parametrize("member", [Plain.B, Number.TWO])
 def test_members_of_two_enums_with_equal_values_stay_apart_in_bytes(member: Enum, form: str) -> None:
     assert FORMS[form](EitherEnum(x=member)).x is member
+
+
+# --- moments
+
+
+class Moment(BaseDocument):
+    when: datetime
+    more: list[datetime] = []
+
+
+class Journey(BaseDocument):
+    start: Moment
+    stops: DocumentArray[Moment] = DocumentArray[Moment]()
+
+
+EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))
+LOCAL_MEAN_TIME = timezone(timedelta(hours=9, minutes=18, seconds=59))  # of Tokyo, before 1888
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("zone", [None, timezone.utc, EAST, WEST], ids=str)
+@pytest.mark.parametrize("moment", [datetime.min, datetime.max], ids=str)  # noqa: DTZ901 - the zone is a parameter
+def test_first_and_last_moments_round_trip(moment: datetime, zone: timezone | None, form: str) -> None:
+    """In other zones than their own, some of them are before year 1 or after year 9999."""
+    when = moment.replace(tzinfo=zone)
+    document = Journey(start=Moment(when=when, more=[when]), stops=[Moment(when=when)])
+    again = FORMS[form](document)
+    assert again.identical(document)
+    assert again.stops[0].when.utcoffset() == when.utcoffset()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [("start", "start.when"), ("stops", r"stops\.1\.when"), ("more", r"start\.more\.0")],
+)
+def test_offsets_with_seconds_round_trip_or_raise(place: str, path: str, form: str) -> None:
+    usual, odd = datetime(1850, 1, 1, tzinfo=EAST), datetime(1850, 1, 1, tzinfo=LOCAL_MEAN_TIME)
+    moments = {"start": usual, "stops": usual, "more": usual} | {place: odd}
+    start = Moment(when=moments["start"], more=[moments["more"]])
+    document = Journey(start=start, stops=[Moment(when=usual), Moment(when=moments["stops"])])
+    if form in TEXT:
+        with pytest.raises(EncodeError, match=rf"{path}: (JSON|CSV) has offsets of whole minutes, and 1850"):
+            FORMS[form](document)
+    else:
+        assert FORMS[form](document).identical(document)

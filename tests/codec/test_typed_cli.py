@@ -69,7 +69,7 @@ def test_previous_file_may_be_passed(folder: Path) -> None:
     ("arguments", "reason"),
     [
         (["school:Studnt"], "quire: school has no 'Studnt'. Did you mean 'Student'?"),
-        (["school"], "quire: 'school' does not name a class"),
+        (["school"], "quire: 'school' has no module or no name"),
         (["school:number"], "quire: school:number is not a document class"),
         (["nowhere.at_all:Student"], "quire: there is no module 'nowhere.at_all'"),
         (["school:Student", "--previous", "none.proto"], "none.proto"),

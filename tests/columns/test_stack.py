@@ -661,3 +661,17 @@ def test_stack_with_framework_keeps_sparse_matrices() -> None:
     assert type(column) is ObjectColumn
     assert column.values()[0] is matrix
     assert column.values()[2] is None
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("<U1", "<U12"), ("S1", "S3")])
+def test_texts_of_several_widths_stack_to_the_widest(narrow: str, wide: str) -> None:
+    class Words(BaseDocument):
+        words: NdArray
+        maybe: NdArray | None = None
+
+    short, long = np.array(["a"], narrow), np.array(["bcd"], wide)
+    rows = DocumentArray[Words]([Words(words=short), Words(words=long, maybe=long), Words(words=short, maybe=short)])
+    batch = rows.stack()
+    assert batch.words.dtype == np.dtype(wide)
+    assert batch.words[:, 0].tolist() == [*short, *long, *short]
+    assert [None if row.maybe is None else row.maybe.tolist() for row in batch.unstack()] == [None, [*long], [*short]]

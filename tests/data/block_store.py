@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 import threading
 import time
 from collections import Counter
@@ -14,10 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from quire import BaseDocument
-from quire.files import RemoteOptions
+from quire.files import RemoteOptions, open_folder
 from quire.storage import write_dataset
+from quire.storage._block_table import checksum
+from quire.storage._manifest import read_manifest
 from quire.typing import NdArray, float32
 from tests.files.http_server import LoopbackServer
 
@@ -47,6 +52,28 @@ def write_items(
     return folder
 
 
+def rewrite_as_format_1(folder: Path) -> Path:
+    """Rewrite a dataset of Arrow shards as quire 0.1 wrote it: plain Arrow files, and one checksum for each file."""
+    shards = read_manifest(open_folder(folder)).shards
+    shutil.rmtree(folder / "_quire")
+    lines = ['{"version": 1}']
+    for shard in shards:
+        path = folder / shard.name
+        reader = pa.ipc.open_file(path.read_bytes())
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        with pa.ipc.new_file(path, reader.schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        content = path.read_bytes()
+        facts = {"name": shard.name, "rows": shard.rows, "bytes": len(content), "groups": [len(b) for b in batches]}
+        lines.append(json.dumps({**facts, "xxh3": f"{checksum(content):016x}", "layout": shard.layout}))
+    (folder / "_quire").mkdir()
+    (folder / "_quire" / "18e88ca7e9519bd8-9ff4e695.jsonl").write_text("\n".join([*lines, ""]))
+    index = {"version": 1, "logs": ["18e88ca7e9519bd8-9ff4e695.jsonl"]}
+    (folder / "_quire" / "index.json").write_text(json.dumps(index))
+    return folder
+
+
 class Sent(NamedTuple):
     """An answer with content: the file, and the range."""
 
@@ -59,7 +86,8 @@ class BlockStore(LoopbackServer):
     """Serves the files of a folder.
 
     `latency` are the seconds before each answer. Of the answers with content, a share of `refused` gets `status`, and a
-    share of `cut` breaks off in the middle; `gone` are names that are missing.
+    share of `cut` breaks off in the middle; `gone` are names that are missing. If more than `most_at_once` of them are
+    under way, further ones get 429.
     """
 
     daemon_threads = True
@@ -70,6 +98,7 @@ class BlockStore(LoopbackServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.url = folder, f"http://127.0.0.1:{self.server_port}/data"
         self.latency, self.refused, self.cut, self.status = 0.0, 0.0, 0.0, 503
+        self.most_at_once, self.under_way, self.throttled = 1 << 30, 0, 0
         self.gone: set[str] = set()
         self.sent: list[Sent] = []
         self.failures = 0
@@ -120,10 +149,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         store, path = self.server, self._path()
-        name = path.name
-        if not path.is_file() or name in store.gone:
+        if not path.is_file() or path.name in store.gone:
             self._answer(404, {"Content-Length": "0"})
             return
+        with store.lock:
+            store.under_way += 1
+            is_throttled = store.under_way > store.most_at_once
+            store.throttled += is_throttled
+        try:
+            if is_throttled:
+                self._answer(429, {"Content-Length": "0"})
+                return
+            self._send_content(path)
+        finally:
+            with store.lock:
+                store.under_way -= 1
+
+    def _send_content(self, path: Path) -> None:
+        store, name = self.server, path.name
         time.sleep(store.latency)
         with store.lock:
             fate = store.random.random()

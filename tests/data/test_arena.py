@@ -9,14 +9,19 @@ import pytest
 import torch
 
 from quire import BaseDocument, DocumentArray
-from quire.data import MultiModalDataset, batched
+from quire.data import MultiModalDataset, _arena, batched
 from quire.errors import FunctionError, RowIndexError
 from quire.typing import TorchTensor
 
 pytestmark = pytest.mark.needs("torch")
 
 SIDE = 64
-"""A batch of 8 such images is large enough to be made in memory that was used before."""
+
+
+@pytest.fixture(autouse=True)
+def reuse_small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch of 8 images be large enough to be made in memory that was used before."""
+    monkeypatch.setattr(_arena, "_MIN_BYTES", 1 << 16)
 
 
 class Picture(BaseDocument):

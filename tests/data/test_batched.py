@@ -125,6 +125,7 @@ def test_batched_results_of_missing_rows_are_dropped() -> None:
     batch = prepared("grade", lambda grades: grades + 1, source, missing="mask")
     assert batch.validity("grade").tolist() == [True, False, True, False]
     assert [document.grade for document in batch] == [1.0, None, 2.0, None]
+    assert batch.grade.tolist() == [1.0, 0.0, 2.0, 0.0]
     batch = prepared("spare", lambda spare: torch.ones(len(spare), 2), source, missing="mask")
     assert batch.validity("spare").tolist() == [True, False, False, True]
     assert str(batch.schema.by_name["spare"]) == "TorchTensor | None"

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from quire import BaseDocument
-from quire.data import MixedDataset, StreamingDataset
+from quire.data import MixedDataset, StreamingDataset, decode_image
 from quire.data._device_ring import Accelerator, CopyDevice, DeviceRing, open_device
 from quire.data._loader import Loader
 from quire.errors import OptionError
 from quire.storage import write_dataset
 from quire.typing import NdArray, float32
+from tests.data.sample_pictures import Photo, photos
 from tests.data.sample_streams import double
 
 pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash")
@@ -216,6 +217,31 @@ def test_large_rows_are_gathered_in_the_slots(folder: Path, monkeypatch: pytest.
     assert run(folder, device, 1)
     assert set(copied) == {4 * 8}, "only the numbers were copied into a slot"
     assert all(any(_is_inside(source, memory) for memory in device.pinned) for source in device.sources)
+
+
+@pytest.mark.needs("PIL")
+@pytest.mark.parametrize("storage_format", ["arrow", "parquet"])
+def test_images_are_decoded_in_the_slots(tmp_path: Path, storage_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dataset(photos(12), tmp_path / "photos", Photo, format=storage_format)
+    dataset = StreamingDataset[Photo](tmp_path / "photos", 4, {"image": decode_image(96)}, framework="torch")
+    expected = [batch.image for batch in dataset]
+    staged: list[int] = []
+    copyto = np.copyto
+
+    def record(target: Any, source: Any) -> None:
+        staged.append(source.nbytes)
+        copyto(target, source)
+
+    monkeypatch.setattr("quire.data._device_ring.np.copyto", record)
+    device = LateDevice()
+    dataset.set_epoch(0)
+    for batch, images in zip(Loader(dataset, 2, 1, device), expected, strict=True):
+        device.finish()
+        assert torch.equal(batch.image, images)
+    assert set(staged) == {4 * 8}, "only the numbers were copied into a slot"
+    images = [source for source in device.sources if source.ndim == 4]
+    assert len(images) == 3
+    assert all(any(_is_inside(image, memory) for memory in device.pinned) for image in images)
 
 
 def _is_inside(tensor: torch.Tensor, memory: torch.Tensor) -> bool:

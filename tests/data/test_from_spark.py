@@ -165,6 +165,17 @@ def test_loader_ends_after_epochs_and_torch_loader_reads_the_dataset(converter: 
         pass
 
 
+def test_shards_are_ranks_by_the_names_of_petastorm(converter: Any) -> None:
+    numbers: list[int] = []
+    for shard in range(2):
+        with converter.make_torch_dataloader(8, columns=["number"], cur_shard=shard, shard_count=2) as loader:
+            numbers += [number for batch in loader for number in batch.number.tolist()]
+    assert sorted(numbers) == list(range(ROWS))
+    both = {"cur_shard": 0, "shard_count": 2, "rank": 0, "world_size": 2}
+    with pytest.raises(OptionError, match="pass either of them"), converter.make_torch_dataloader(8, **both):
+        pass
+
+
 @pytest.mark.needs("tensorflow")
 def test_make_tf_dataset_yields_rows(converter: Any) -> None:
     with converter.make_tf_dataset(

@@ -112,6 +112,19 @@ def test_unread_columns_are_not_checked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_unread_fields_of_a_nested_document_are_not_checked(tmp_path: Path, format: str) -> None:  # noqa: A002
+    documents = [row(i, box=Box(label=i, weight=None if i == 7 else 1.0)) for i in range(20)]
+    source = write_rows(tmp_path / "d", documents, format)
+    batches = list(stream_rows(source, columns=["box.label"]))
+    assert sorted(number for batch in batches for number in batch.box.label.tolist()) == list(range(20))
+    for columns in (["box.weight"], ["box"]):
+        with pytest.raises(MissingValueError, match=r"Row\.box\.weight: row 7 has no value"):
+            stream_rows(source, columns=columns)
+    with pytest.raises(OptionError, match="missing: .*weight"):
+        list(stream_rows(source, columns=["box.label"], missing={"box.weight": 0.0}))
+
+
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
 def test_complete_data_is_not_checked_in_batches(tmp_path: Path, format: str) -> None:  # noqa: A002
     dataset = stream_rows(
         write_rows(tmp_path / "d", [row(i, boxes=[]) for i in range(20)], format), columns=["label", "box"]

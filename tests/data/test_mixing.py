@@ -13,9 +13,17 @@ import pytest
 
 from quire.data import MixedDataset, _mixing
 from quire.data._epoch_registry import Worker
-from quire.data._mixing import MixedState, _cumulative_weights
+from quire.data._mixing import MixedState, _cumulative_weights, _weights_by_size
 from quire.errors import OptionError
-from tests.data.sample_streams import collect_workers, flatten, numbers, open_samples, stream_samples, write_samples
+from tests.data.sample_streams import (
+    collect_workers,
+    double,
+    flatten,
+    numbers,
+    open_samples,
+    stream_samples,
+    write_samples,
+)
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
 SIZES = (10, 6, 1)
@@ -188,25 +196,26 @@ def test_states_count_the_epochs_of_each_dataset(stored: list[Any]) -> None:
             assert (part["epoch"], part["before"]) == (part["done"], 0), "in the first pass"
 
 
-def test_states_round_trip(state: dict[str, Any]) -> None:
-    assert MixedState.from_dict(state).to_dict() == state
-    assert MixedState.from_dict({**state, "added_later": 1}).to_dict() == state
+def test_states_round_trip(stored: list[Any], state: dict[str, Any]) -> None:
+    streams = mix(stored, seed=2)._streams
+    assert MixedState.from_dict(state, streams).to_dict() == state
+    assert MixedState.from_dict({**state, "added_later": 1}, streams).to_dict() == state
     zero = {**state, "epoch": 0, "step": 0, "origin": 0}
-    assert MixedState.from_dict(zero).to_dict() == zero
+    assert MixedState.from_dict(zero, streams).to_dict() == zero
 
 
 @pytest.mark.parametrize("name", ["epoch", "step", "origin", "mix", "drawn", "datasets"])
 def test_states_without_a_field_are_rejected(state: dict[str, Any], name: str) -> None:
     del state[name]
     with pytest.raises(OptionError, match="this is no state of a MixedDataset"):
-        MixedState.from_dict(state)
+        MixedState.from_dict(state, {})
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None])
 @pytest.mark.parametrize("name", ["epoch", "step", "origin"])
 def test_states_with_invalid_counts_are_rejected(state: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(OptionError, match="the state is damaged: epoch, step and origin"):
-        MixedState.from_dict({**state, name: value})
+        MixedState.from_dict({**state, name: value}, {})
 
 
 def test_states_of_other_mixes_are_rejected(stored: list[Any], state: dict[str, Any]) -> None:
@@ -241,6 +250,57 @@ def test_mixes_are_registered_with_torch(stored: list[Any], monkeypatch: pytest.
     assert registered == [MixedDataset]
     pickle.loads(content)
     assert registered == [MixedDataset] * 2, "a worker that is started unpickles it"
+
+
+def test_framework_is_torch_if_one_dataset_has_it(stored: list[Any]) -> None:
+    assert mix(stored).framework == "numpy"
+    assert MixedDataset([stream_samples(stored[0]), stream_samples(stored[1], framework="torch")]).framework == "torch"
+
+
+def test_batches_are_copies_of_stored_rows_if_nothing_changes_them(stored: list[Any]) -> None:
+    assert mix(stored).only_copies is True
+    assert mix(stored, mix="row").only_copies is False
+    changed = stream_samples(stored[1], preprocessing={"number": double})
+    assert MixedDataset([stream_samples(stored[0]), changed]).only_copies is False
+
+
+def test_weights_by_size_have_twelve_decimals(stored: list[Any]) -> None:
+    datasets = dict(enumerate(stream_samples(source) for source in stored))
+    weights = _weights_by_size(datasets, 3)  # type: ignore[arg-type]
+    assert weights == [1.0, 0.843432665302, 0.464158883361]
+
+
+def test_rows_of_datasets_that_differ_in_batches_are_not_mixed(stored: list[Any]) -> None:
+    def check(match: str, second: Any) -> None:
+        with pytest.raises(OptionError, match=match):
+            MixedDataset([stream_samples(stored[0]), second], mix="row")
+
+    check("shapes is 'error' in '0' and 'pad' in '1'", stream_samples(stored[1], shapes="pad"))
+    check("framework is 'numpy' in '0' and 'torch' in '1'", stream_samples(stored[1], framework="torch"))
+    check("max_tokens has made them already", stream_samples(stored[1], 8, max_tokens=64, bucket_by="number"))
+    check("'1' has windows, which are divided among the ranks as whole", stream_samples(stored[1]).windows(2))
+
+
+def test_trainer_check_knows_whether_a_mix_is_resumed(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(_mixing, "check_trainer", lambda *_, is_resumed: calls.append(is_resumed))
+    own = mix(stored)
+    state = next(iter(own)).state
+    monkeypatch.setattr(_mixing, "this_worker", lambda: Worker(0, 1, 1))
+    resumed = mix(stored)
+    resumed.load_state_dict(state)
+    next(resumed._begin(Worker(0, 1, 1)))
+    assert calls == [False, True]
+
+
+def test_workers_send_mixed_rows_in_shared_memory(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[type[Any]] = []
+    monkeypatch.setattr(_mixing, "use_shared_memory", used.append)
+    batch = next(iter(mix(stored, mix="row")))
+    assert used == []
+    monkeypatch.setattr(_mixing, "in_worker", lambda: True)
+    next(iter(mix(stored, mix="row")))
+    assert set(used) == {type(batch)}
 
 
 def test_mix_stops_at_the_first_end_or_when_all_ended(stored: list[Any]) -> None:
@@ -327,16 +387,28 @@ def test_workers_resume_from_their_own_states(
         assert [content(batch) for batch in batches] == following[number::2]
 
 
-def test_worker_rejects_a_state_with_other_steps(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = mix(stored)
+def test_state_of_a_new_mix_by_rows_begins_with_the_first_row(stored: list[Any]) -> None:
+    resumed = mix(stored, mix="row")
+    resumed.load_state_dict(mix(stored, mix="row").state_dict())
+    assert numbers(resumed) == numbers(mix(stored, mix="row"))
+
+
+@pytest.mark.parametrize("by", ["batch", "row"])
+def test_worker_rejects_a_state_with_other_steps(stored: list[Any], monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    dataset = mix(stored, mix=by)
     batches = iterate_as(dataset, Worker(0, 1, 5), monkeypatch)
     next(batches)
     state = dataset.state_dict()
     for change in ({"batch_size": 1}, {"world_size": 2, "rank": 0}, {"last": "drop"}):
-        other = mix(stored, **change)
-        other.load_state_dict(state)
+        other = mix(stored, mix=by, **change)
+
+        def resume(other: MixedDataset = other) -> None:
+            other.load_state_dict(state)
+            if by == "batch":  # where the datasets check their states when a pass begins
+                iterate_as(other, Worker(0, 1, 7), monkeypatch)
+
         with pytest.raises(OptionError, match="give the state to the MixedDataset itself"):
-            iterate_as(other, Worker(0, 1, 7), monkeypatch)
+            resume()
 
 
 def test_state_dict_raises_with_workers(stored: list[Any]) -> None:

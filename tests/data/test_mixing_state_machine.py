@@ -6,10 +6,11 @@ A few hundred resumes run with the tests; `nox -s laws` runs 10,000 (QUIRE_LAWS_
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -20,8 +21,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from quire import BaseDocument
 from quire.data import MixedDataset, StreamingDataset, _mixing
 from quire.data._epoch_registry import Worker
+from quire.storage import StoredDataset, write_dataset
+from quire.typing import NdArray, int64
 from tests.data.sample_streams import collect_workers, flatten, numbers, open_samples, stream_samples, write_samples
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
@@ -34,12 +38,28 @@ EXAMPLE_STEPS = 40
 def sources(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("mix")
     Sources.stored = {size: open_samples(write_samples(folder / str(size), size)) for size in SIZES}
+    for size in SIZES:
+        bounds = np.cumsum([0, *token_lengths(size)]).tolist()
+        documents = [Tokens(tokens=np.arange(begin, end)) for begin, end in itertools.pairwise(bounds)]
+        write_dataset(documents, folder / f"tokens{size}", Tokens, format="arrow", durable=False)
+        Sources.tokens[size] = StoredDataset[Tokens](folder / f"tokens{size}")
+
+
+class Tokens(BaseDocument):
+    """A document whose tokens are different from those of all others."""
+
+    tokens: NdArray[int64, "length"]
+
+
+def token_lengths(size: int) -> list[int]:
+    return [1 + 3 * row % 7 for row in range(size)]
 
 
 class Sources:
     """The stored datasets of this module, by their number of rows."""
 
     stored: ClassVar[dict[int, Any]] = {}
+    tokens: ClassVar[dict[int, Any]] = {}
 
 
 # --- the model
@@ -47,25 +67,44 @@ class Sources:
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset of a mix."""
+    """One dataset of a mix: rows, or blocks of tokens. `pack` is their length, and whether documents are split."""
 
     size: int
     batch_size: int
     last: str
     epochs: int | None
     shuffle: Any
+    pack: tuple[int, bool] | None = None
 
-    def open(self, rank: int, world_size: int) -> StreamingDataset[Any]:
+    def open(self, rank: int, world_size: int, shorter: int = 0) -> Any:
+        """Open the dataset; blocks of split documents may be made shorter."""
         options = {"last": self.last, "epochs": self.epochs, "shuffle": self.shuffle}
-        return stream_samples(Sources.stored[self.size], self.batch_size, rank=rank, world_size=world_size, **options)
+        share = {"rank": rank, "world_size": world_size, **options}
+        if self.pack is None:
+            return stream_samples(Sources.stored[self.size], self.batch_size, **share)
+        length, split = self.pack
+        dataset = StreamingDataset[Tokens](Sources.tokens[self.size], self.batch_size, framework="numpy", **share)
+        return dataset.pack("tokens", length - shorter if split else length, split=split)
+
+    @property
+    def units(self) -> int:
+        """The number of rows, or of tokens, of an epoch."""
+        return self.size if self.pack is None else sum(token_lengths(self.size))
 
 
 @lru_cache(maxsize=10_000)
 def epoch_batches(part: Part, epoch: int, rank: int, world_size: int) -> list[list[int]]:
     """The rows of every batch of one epoch, read without a mix."""
-    dataset = Part(part.size, part.batch_size, part.last, 1, part.shuffle).open(rank, world_size)
+    dataset = replace(part, epochs=1).open(rank, world_size)
     dataset.set_epoch(epoch)
-    return numbers(dataset)
+    return [units_of(batch) for batch in dataset]
+
+
+def units_of(batch: Any) -> list[int]:
+    """The row numbers or the tokens of a batch, without padding."""
+    if "tokens" not in batch.keys():  # noqa: SIM118 - a batch is no mapping
+        return numbers([batch])[0]
+    return batch.tokens[batch.document_ids >= 0].tolist()
 
 
 class Place(NamedTuple):
@@ -157,17 +196,19 @@ def mixes(draw: Any, *, endless: bool = True) -> Mix:
     parts = []
     for size in draw(st.lists(st.sampled_from(SIZES), min_size=2, max_size=4)):
         batch_size = draw(st.integers(1, 5))
-        fills = size >= world_size * batch_size  # else an epoch with last='drop' has no steps
+        pack = draw(st.none() | st.tuples(st.integers(7, 20), st.booleans()))
+        blocks = size if pack is None else sum(token_lengths(size)) // pack[0]
+        fills = blocks >= world_size * batch_size  # else an epoch with last='drop' has no steps
         last = draw(st.sampled_from(["keep", "drop", "pad"] if fills else ["keep", "pad"]))
         epochs = draw(st.sampled_from([1, 1, 1, 2, 3, None] if endless else [1, 1, 2]))
-        parts.append(Part(size, batch_size, last, epochs, draw(st.sampled_from(["block", "global", False]))))
+        parts.append(Part(size, batch_size, last, epochs, draw(st.sampled_from(["block", "global", False])), pack))
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts))))
     rank = draw(st.integers(0, world_size - 1))
     return Mix(tuple(parts), weights, draw(st.integers(0, 999)), stop, rank, world_size)
 
 
 def content(batch: Any) -> tuple[str, list[int]]:
-    return batch.state["drawn"], numbers([batch])[0]
+    return batch.state["drawn"], units_of(batch)
 
 
 def through_json(state: Any) -> Any:
@@ -333,15 +374,17 @@ def test_workers_resume_from_their_own_states(mix: Mix, workers: int, count: int
 @settings(deadline=None, max_examples=max(RESUMES // 25, 10), suppress_health_check=list(HealthCheck))
 @given(
     mix=mixes(endless=False),
-    phases=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=4),
+    phases=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=4
+    ),
 )
-def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, int, int]]) -> None:
-    parts = tuple(Part(part.size, part.batch_size, "keep", part.epochs, part.shuffle) for part in mix.parts)
+def test_every_row_and_token_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, int, int, int]]) -> None:
+    parts = tuple(replace(part, last="keep") for part in mix.parts)
     mix = Mix(parts, mix.weights, mix.seed, mix.stop, 0, 1)
     rows: dict[str, list[int]] = {str(number): [] for number in range(len(parts))}
     state: Any = None
-    for world_size, workers, count in [*phases, (2, 0, 10**6)]:
-        ranks = [mix.open(rank=rank, world_size=world_size) for rank in range(world_size)]
+    for world_size, workers, count, shorter in [*phases, (2, 0, 10**6, 0)]:
+        ranks = [mix.open(rank=rank, world_size=world_size, shorter=shorter) for rank in range(world_size)]
         if state is not None:
             for dataset in ranks:
                 dataset.load_state_dict(state)
@@ -359,13 +402,14 @@ def test_every_row_comes_once_for_any_ranks(mix: Mix, phases: list[tuple[int, in
     complete = 0
     for number, part in enumerate(parts):
         own_rows = rows[str(number)]
-        whole = [sorted(own_rows[k : k + part.size]) for k in range(0, len(own_rows) - part.size + 1, part.size)]
-        assert whole == [list(range(part.size))] * len(whole), "every epoch has every row once"
-        rest = own_rows[len(whole) * part.size :]
+        size = part.units
+        whole = [sorted(own_rows[k : k + size]) for k in range(0, len(own_rows) - size + 1, size)]
+        assert whole == [list(range(size))] * len(whole), "every epoch has every row, or token, once"
+        rest = own_rows[len(whole) * size :]
         assert len(set(rest)) == len(rest)
         complete += len(whole) >= (part.epochs or 1)
         if mix.stop == "first":
-            assert len(own_rows) <= part.size * (part.epochs or 1)
+            assert len(own_rows) <= size * (part.epochs or 1)
     assert complete == len(parts) if mix.stop == "all" else complete >= 1
 
 

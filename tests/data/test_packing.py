@@ -20,9 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch.utils.data import DataLoader
 
 from quire import BaseDocument
-from quire.data import PackedDataset, StreamingDataset, TokenBlock, flatten_cu_seqlens
+from quire.data import PackedDataset, StreamingDataset, TokenBlock, _packing, flatten_cu_seqlens
 from quire.data._epoch import RowOrder
-from quire.data._packing import BlockPart, PackSlice, TokenPlan, pack_bins
+from quire.data._interleaved import InterleavedOrder
+from quire.data._packing import BlockPart, PackSlice, TokenPlan, _order_bins, pack_bins
 from quire.errors import OptionError, PathError, ShardError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, int32, uint16
@@ -255,6 +256,25 @@ def test_lognormal_documents_need_little_padding() -> None:
         assert 1 - lengths.sum() / ((len(offsets) - 1) * length) <= most
 
 
+def test_windows_of_bins_contain_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packing, "_BIN_WINDOW", 5)
+    offsets, rows, starts = pack_bins(_Lengths(LENGTHS), 16, split=True)  # type: ignore[arg-type]
+    pieces = sorted(zip(rows.tolist(), starts.tolist(), strict=True))
+    assert pieces == [(row, start) for row, length in enumerate(LENGTHS) for start in range(0, length, 16)]
+    ends = [len(LENGTHS) * window // 6 for window in range(1, 7)]
+    windows = [set(np.searchsorted(ends, rows[a:b], "right").tolist()) for a, b in pairwise(offsets.tolist())]
+    assert all(len(own) == 1 for own in windows), "a bin has documents of one window"
+
+
+def test_bins_are_ordered_like_their_rows() -> None:
+    assert _order_bins(RowOrder(100, 3, "block", 10, 4), 50) == RowOrder(50, 3, "block", 5, 4)
+    assert _order_bins(RowOrder(100, 3, "block", 10, 4), 9) == RowOrder(9, 3, "block", 1, 4)
+    assert _order_bins(RowOrder(100, 3, "block", 50, 4), 7) == RowOrder(7, 3, "block", 3, 3)
+    lanes = _order_bins(InterleavedOrder(np.array([0, 40, 60, 100]), 2), 50)
+    assert lanes.size == 50
+    assert lanes.blocks.starts.tolist() == [0, 20, 30, 50]  # type: ignore[attr-defined]
+
+
 # --- laws of datasets
 
 
@@ -278,6 +298,14 @@ def test_every_token_comes_once(source: Any, world: int, split: bool, last: str,
     assert len(json.dumps(state)) < 200
     if options["shuffle"] is False and split:
         assert tokens == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "interleaved"])
+def test_tokens_do_not_depend_on_the_size_of_spans(source: Any, shuffle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"length": 10, "batch_size": 2, "shuffle": shuffle, "seed": 4}
+    expected, _ = sequence(ranks(source, 2, **options))
+    monkeypatch.setattr(_packing, "_CHUNK", 5)
+    assert sequence(ranks(source, 2, **options))[0] == expected
 
 
 @settings(deadline=None, max_examples=60)
@@ -438,6 +466,59 @@ def test_state_of_an_earlier_version_is_read(source: Any) -> None:
     assert tokens_of(next(batches)) == list(range(32, 64))
 
 
+def test_state_resumes_in_a_pass_of_other_epochs(source: Any) -> None:
+    steps = len(packed(source))
+    for epochs in (2, None):
+        *_, before = (batch.state for _, batch in zip(range(steps + 3), packed(source, epochs=epochs), strict=False))
+        later = packed(source)
+        later.load_state_dict(before)
+        assert len(later) == steps, "the second epoch is a pass of its own, of which 3 steps were taken"
+        assert len(list(later)) == steps - 3
+    endless = packed(source, epochs=None)
+    endless.load_state_dict(before)
+    assert endless.epoch == 1
+    assert len(list(zip(range(2 * steps), endless, strict=False))) == 2 * steps
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_states_of_workers_are_combined(source: Any, workers: int, epochs: int) -> None:
+    options = {"batch_size": 5, "epochs": epochs}
+    expected = [tokens_of(batch) for batch in packed(source, **options)]
+    stream = packed(source, **options)._stream
+    first = stream.state_dict()
+    states = [[first, *(batch.state for batch in stream.batches(own, workers, 1))] for own in range(workers)]
+    for yielded in range(len(expected) + 1):
+        for later in range(min(3, yielded + 1)):
+            steps = [len(range(worker, yielded - later, workers)) for worker in range(workers)]
+            snapshots = {
+                f"worker_{worker}": {"dataset_state": json.loads(json.dumps(states[worker][step]))}
+                for worker, step in enumerate(steps)
+            }
+            resumed = packed(source, **options)
+            resumed.load_state_dict({"_snapshot": {"_worker_snapshots": snapshots}, "_steps_since_snapshot": later})
+            if yielded < len(expected):
+                assert tokens_of(next(iter(resumed))) == expected[yielded]
+            else:
+                assert resumed.epoch == epochs, "the pass was complete"
+
+
+def test_stored_order_resumes_with_another_seed(source: Any) -> None:
+    dataset = packed(source, shuffle=False, seed=1)
+    tokens_before = tokens_of(next(iter(dataset)))
+    other = packed(source, shuffle=False, seed=2, memory_bytes=1 << 20)
+    other.load_state_dict(dataset.state_dict())
+    assert tokens_of(next(iter(other)))[0] == tokens_before[-1] + 1
+
+
+def test_state_and_groups_are_bounded(source: Any) -> None:
+    assert len(packed(source).state_dict()["order"]) == 16
+    # A block of 16 tokens takes 4 bytes a token, and 8 each for position and document; a group has half of the memory.
+    for number in (1, 3, 16):
+        assert packed(source, memory_bytes=2 * 2 * 16 * 20 * number)._stream._group_size == number
+    assert packed(source, memory_bytes=1 << 30)._stream._group_size == 16
+
+
 # --- batches
 
 
@@ -515,6 +596,17 @@ def test_rows_without_tokens_have_none(tmp_path: Path) -> None:
     [batch] = StreamingDataset[ListDoc](tmp_path / "d", 1, shuffle=False, missing="mask").pack("tokens", 4)
     assert batch.tokens.tolist() == [[1, 2, 3, 0]]
     assert batch.document_ids.tolist() == [[0, 0, 3, -1]]
+
+
+def test_missing_values_of_other_fields_are_filled(tmp_path: Path) -> None:
+    class Scored(Doc):
+        score: float | None = None
+
+    docs = [Scored(tokens=doc.tokens, score=None if row % 2 else row) for row, doc in enumerate(make_docs([3] * 6))]
+    write_dataset(docs, tmp_path / "d", Scored, format="arrow")
+    dataset = StreamingDataset[Scored](tmp_path / "d", 2, shuffle=False, missing={"score": -1.0})
+    [batch] = dataset.pack("tokens", 16)
+    assert batch.documents.score.tolist() == [0, -1, 2, -1, 4, -1]
 
 
 def test_selected_rows_are_packed(source: Any) -> None:
@@ -677,6 +769,13 @@ def test_wrong_options_are_rejected(source: Any, tmp_path: Path) -> None:
         dataset.pack("tokes", 8)
     with pytest.raises(OptionError, match="no sequence of numbers"):
         dataset.pack("name", 8)
+
+    class Nested(BaseDocument):
+        doc: Doc
+
+    write_dataset([Nested(doc=doc) for doc in make_docs([3])], tmp_path / "nested", Nested)
+    with pytest.raises(OptionError, match="not of nested ones"):
+        StreamingDataset[Nested](tmp_path / "nested", 2).pack("doc.tokens", 8)
     with pytest.raises(OptionError, match="use 'raise' or 'split'"):
         dataset.pack("tokens", 8, split=False, long="cut")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="is for whole documents"):

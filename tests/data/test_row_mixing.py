@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections import Counter
@@ -10,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire import BaseDocument
 from quire.data import MixedDataset, StreamingDataset, _row_mixing
 from quire.data._bijection import LARGEST
-from quire.data._row_mixing import RowMix, RowState, Schedule, to_units
+from quire.data._row_mixing import RowMix, RowState, Schedule, StepMemory, to_units
 from quire.errors import ColumnError, OptionError
 from quire.storage import write_dataset
 from quire.typing import AnyTensor, NdArray, float32
@@ -69,7 +70,9 @@ class Model:
     """The plan in fractions: rows of each dataset with a release and a due date, the earliest due date first."""
 
     def __init__(self, breakpoints: list[tuple[int, list[int]]]) -> None:
-        self.breakpoints, self.margin = breakpoints, Fraction(1, max(2 * len(breakpoints[0][1]) - 2, 2))
+        # Shares are whole units in the plan: 5/18 is rounded, which decides whether a row is due where it is just due.
+        self.breakpoints = [(start, [int(unit) for unit in to_units(weights)]) for start, weights in breakpoints]
+        self.margin = Fraction(1, max(2 * len(breakpoints[0][1]) - 2, 2))
         self.counts, self.rows = [0] * len(breakpoints[0][1]), 0
 
     def ideal(self, number: int, rows: int) -> Fraction:
@@ -111,6 +114,7 @@ def plan(breakpoints: list[tuple[int, list[int]]]) -> RowMix:
 
 @settings(deadline=None, max_examples=60)
 @given(breakpoints=schedules(4), steps=st.lists(st.integers(1, 12), max_size=12))
+@example(breakpoints=[(0, [0, 5, 6, 7]), (3, [0, 0, 0, 1])], steps=[1])
 def test_plan_equals_the_model(breakpoints: list[tuple[int, list[int]]], steps: list[int]) -> None:
     model, mixed = Model(breakpoints), plan(breakpoints)
     current, counts = mixed.pass_at(0), [0] * len(breakpoints[0][1])
@@ -242,6 +246,19 @@ def test_passes_without_end_begin_with_other_epochs() -> None:
     assert [mixed.pass_at(number).starts[1] for number in range(3)] == [(0, 0), (2**32, 0), (2**33, 0)]
 
 
+def test_datasets_without_end_do_not_hide_the_limits_of_others() -> None:
+    for limits in ([None, 5], [5, None]):
+        mixed = RowMix(Schedule([0], [to_units([1, 1])]), [10, 10], None, limits)
+        assert 10 <= mixed.pass_at(0).length <= 11
+
+
+def test_pass_ends_with_the_row_that_completes_the_last_dataset() -> None:
+    # A unit is half a row. Row 3 of a dataset is due when its ideal exceeds 2.5 rows, which is after 6 rows of both.
+    schedule = Schedule([0], [[1, 1]], scale=2)
+    assert RowMix(schedule, [3, 3], None, [3, 3], stops_after_all=True).pass_at(0).length == 6
+    assert [schedule.reach(0, ideal) for ideal in (0, 1, 6)] == [0, 1, 6]
+
+
 # --- batches
 
 
@@ -365,6 +382,65 @@ def test_state_resumes_at_every_step(stored: Any, options: Any) -> None:
         rest = expected[1] if is_over else expected[0][count:]
         assert [content(batch) for batch in dataset] == rest
         assert [content(batch) for batch in dataset] == expected[1 + is_over]
+
+
+def test_ranks_take_rows_in_turn_and_keep_their_turns(stored: Any) -> None:
+    def run(state: Any = None, **options: Any) -> list[list[Any]]:
+        ranks = []
+        for rank in range(3):
+            share = {"rank": rank, "world_size": 3, "shuffle": False, **options}
+            parts = {name: stream_samples(source, 4, **share) for name, source in stored.items()}
+            dataset = MixedDataset(parts, [4, 2, 1], mix="row")
+            if state is not None:
+                dataset.load_state_dict(state)
+            ranks.append([(content(batch), through_json(batch.state)) for batch in dataset])
+        return ranks
+
+    whole, padded = run(), run(last="pad")
+    firsts = set()
+    for step in range(len(whole[0]) - 1):
+        for number in range(3):
+            rows = [[row for part, row in ranks[step][0] if part == number] for ranks in whole]
+            assert all(after - before == 3 for own in rows for before, after in itertools.pairwise(own))
+            firsts.add(min(range(3), key=lambda rank: rows[rank][:1] or [10**6]))
+        assert [ranks[step][0] for ranks in whole] == [ranks[step][0] for ranks in padded], "only the last is padded"
+        resumed = [[rows for rows, _ in ranks] for ranks in run(whole[0][step][1])]
+        assert resumed == [[rows for rows, _ in ranks[step + 1 :]] for ranks in whole]
+    assert firsts == {0, 1, 2}, "the rank with the first row changes from step to step"
+
+
+def test_dataset_of_one_row_is_repeated(stored: Any, tmp_path: Any) -> None:
+    sources = {**stored, "one": open_samples(write_samples(tmp_path / "one", 1))}
+    rows = [row for batch in mix(sources, [4, 2, 1, 1], stop="all") for row in content(batch)]
+    assert abs(rows.count((3, 0)) - len(rows) / 8) < 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_states_of_workers_are_combined(stored: Any, workers: int) -> None:
+    expected = [content(batch) for batch in mix(stored, stop="all")]
+    dataset = mix(stored, stop="all")
+    first = dataset.state_dict()
+    states = [[first, *(batch.state for batch in dataset.batches(own, workers, 1))] for own in range(workers)]
+    for yielded in range(len(expected) + 1):
+        for later in range(min(3, yielded + 1)):
+            steps = [len(range(worker, yielded - later, workers)) for worker in range(workers)]
+            snapshots = {
+                f"worker_{worker}": {"dataset_state": through_json(states[worker][step])}
+                for worker, step in enumerate(steps)
+            }
+            resumed = mix(stored, stop="all")
+            resumed.load_state_dict({"_snapshot": {"_worker_snapshots": snapshots}, "_steps_since_snapshot": later})
+            if yielded < len(expected):
+                assert content(next(iter(resumed))) == expected[yielded]
+            else:
+                assert resumed.state_dict()["epoch"] == 1, "the pass was complete"
+
+
+def test_state_knows_the_division_of_its_steps(stored: Any) -> None:
+    state = RowState.from_dict(mix(stored, world_size=2, rank=0).state_dict())
+    for changes, fits in (({}, True), ({"world_size": 3}, False), ({"batch_size": 4}, False), ({"last": "pad"}, False)):
+        other: Any = mix(stored, **{"world_size": 2, "rank": 0, **changes})  # type: ignore[arg-type]
+        assert state.divides_like(other._row_share(other._row_mix.pass_at(0), 0)) is fits
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -648,6 +724,17 @@ def test_large_rows_are_gathered_side_by_side(
             assert batch.small[row].tolist() == [number * (2 if preprocessing else 1)] * 4
             assert (batch.maybe[row] == (0 if number % 3 else -number)).all()
         assert batch.validity("maybe").tolist() == [number % 3 == 0 for number in batch.number.tolist()]
+
+
+def test_memory_of_a_step_is_one_buffer_for_each_column() -> None:
+    memory = StepMemory([2, 3])
+    columns = [[memory.take(part, rows * width) for part, rows in enumerate((2, 3))] for width in (1 << 16, 1 << 17)]
+    for width, (first, second) in zip((1 << 16, 1 << 17), columns, strict=True):
+        assert (first.nbytes, second.nbytes) == (2 * width, 3 * width)
+        assert second.ctypes.data == first.ctypes.data + first.nbytes, "side by side"
+    # A request that is not for rows of one size gets memory of its own.
+    assert memory.take(1, 10).nbytes == 10
+    assert memory.take(1, 9).nbytes == 9
 
 
 # --- options

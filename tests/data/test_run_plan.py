@@ -154,6 +154,14 @@ def test_seconds_follow_from_latency_connections_and_link() -> None:
     assert network.seconds(0, 0, in_flight=8) == 0
 
 
+def test_seconds_of_a_burst_have_the_latency_in_each_round() -> None:
+    network = Network(link=100e6, connection=10e6, latency=0.1)
+    assert network.burst_seconds(8, 4e6, in_flight=16) == pytest.approx(0.16)  # 12 share the link: 0.1 + 0.06
+    assert network.burst_seconds(16, 32e6, in_flight=16) == pytest.approx(0.42)  # the link: 0.1 + 0.32
+    assert network.burst_seconds(20, 40e6, in_flight=16) == pytest.approx(0.42 + 0.3)  # four more in a second round
+    assert network.burst_seconds(0, 0, in_flight=16) == 0
+
+
 # --- warnings and errors
 
 

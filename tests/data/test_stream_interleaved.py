@@ -268,6 +268,29 @@ def test_dataset_continues_with_the_lanes_of_a_state(sources: dict[str, Any]) ->
     assert numbers(first) + numbers(pickle.loads(pickle.dumps(dataset))) == expected
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_that_are_appended_change_neither_a_pass_nor_the_lanes_of_an_open_dataset(
+    tmp_path: Path,
+    format: str,  # noqa: A002
+) -> None:
+    folder = write_blocks(tmp_path / "d", format)
+    expected = numbers(stream(open_samples(folder)))
+    dataset = stream(open_samples(folder))
+    batches = iter(dataset)
+    first = [next(batches) for _ in range(4)]
+    write_blocks(folder, format, [5] * 150)  # as many blocks have more lanes
+    assert numbers(first) + numbers(batches) == expected
+    state = first[-1].state
+    dataset.load_state_dict(state)
+    assert numbers(first) + numbers(dataset) == expected
+    other = stream(open_samples(folder))
+    assert (dataset.order.lanes, other.order.lanes) == (8, 32)
+    with pytest.raises(OptionError, match="another order of rows: size was 211, is 961"):
+        other.load_state_dict(state)
+    assert other.order.lanes == 32, "a state that is rejected changes nothing"
+    assert sorted(flatten(numbers(other))) == sorted([*range(ROWS), *range(750)])
+
+
 def test_state_with_other_lanes_than_the_option_is_rejected(sources: dict[str, Any]) -> None:
     state = stream(sources["arrow"], lanes=4).state_dict()
     with pytest.raises(

@@ -219,3 +219,65 @@ def test_rejected_state_changes_nothing(sources: Any, change: Any) -> None:
 def test_other_values_are_rejected_as_state(sources: Any, state: Any) -> None:
     with pytest.raises(OptionError, match="no state of a MixedDataset"):
         mixed(sources).load_state_dict(state)
+
+
+# --- blocks of tokens and windows
+
+
+def blocks_and_windows(sources: Any, **options: Any) -> MixedDataset:
+    """A mix of rows, of blocks of 6 of the numbers of vectors, and of windows of 5 rows."""
+    datasets = {name: stream_samples(source, 4) for name, source in sources.items()}
+    parts = {"a": datasets["a"], "b": datasets["b"].pack("vector", 6), "c": datasets["c"].windows(5, 5)}
+    return MixedDataset(parts, [1, 3, 1], stop="all", **options)
+
+
+def describe_batches(batches: Any) -> list[tuple[str, Any]]:
+    return [
+        (batch.state["drawn"], batch.tokens.tolist() if batch.state["drawn"] == "b" else batch.number.tolist())
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mix_of_rows_blocks_and_windows_resumes_in_a_data_loader(sources: Any, workers: int) -> None:
+    expected = describe_batches(blocks_and_windows(sources))
+    tokens = [token for name, batch in expected if name == "b" for block in batch for token in block]
+    assert sorted(tokens[:240]) == [row for row in range(60) for _ in range(4)], "each token once in the first epoch"
+    dataset, context = blocks_and_windows(sources), "fork" if workers else None
+    batches = []
+    for number, batch in enumerate(DataLoader(dataset, None, num_workers=workers, multiprocessing_context=context)):
+        batches.append(batch)
+        if number == 10:
+            break
+    assert describe_batches(batches) == expected[:11]
+    resumed = blocks_and_windows(sources)
+    resumed.load_state_dict(json.loads(json.dumps(batches[-1].state)))
+    assert describe_batches(resumed) == expected[11:]
+
+
+def test_state_of_blocks_is_small_in_a_mix(sources: Any) -> None:
+    state = list(blocks_and_windows(sources))[-1].state
+    assert len(json.dumps(state["datasets"]["b"])) < 200
+
+
+def test_states_of_other_kinds_of_parts_are_rejected(sources: Any) -> None:
+    state = blocks_and_windows(sources).state_dict()
+    parts = state["datasets"]
+    for other in ({**parts, "b": parts["a"]}, {**parts, "a": parts["b"]}):
+        with pytest.raises(OptionError, match="no state"):
+            blocks_and_windows(sources).load_state_dict({**state, "datasets": other})
+
+
+def test_temperature_compares_tokens_with_tokens_only(sources: Any) -> None:
+    packed = {name: stream_samples(source, 4).pack("vector", 6) for name, source in sources.items()}
+    by_tokens = MixedDataset(packed, temperature=1.0)
+    assert by_tokens._mix == MixedDataset(packed, [size / 100 for size in SIZES.values()])._mix
+    with pytest.raises(OptionError, match="'a': 'rows', 'b': 'tokens'.*pass weights"):
+        MixedDataset({"a": stream_samples(sources["a"]), "b": packed["b"]}, temperature=1.0)
+
+
+def test_rows_of_blocks_and_windows_are_not_mixed(sources: Any) -> None:
+    rows = stream_samples(sources["a"], 4)
+    for part, unit in ((rows.pack("vector", 6), "tokens"), (rows.windows(5), "windows")):
+        with pytest.raises(OptionError, match=f"'b' has {unit}.*use mix='batch'"):
+            MixedDataset({"a": rows, "b": part}, mix="row")

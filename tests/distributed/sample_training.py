@@ -153,16 +153,16 @@ class Killer:
 class KilledOnRank(Counting):
     """A model that kills one rank once, in its n-th forward pass."""
 
-    def __init__(self, rows: int, flag: Path, rank: int, after: int) -> None:
+    def __init__(self, rows: int, flag: Path, rank: int, after: int, by: int = signal.SIGKILL) -> None:
         super().__init__(rows)
-        self.flag, self.rank, self.after, self.calls = flag, rank, after, 0
+        self.flag, self.rank, self.after, self.calls, self.by = flag, rank, after, 0, by
 
     def forward(self, numbers: Any) -> torch.Tensor:
         self.calls += 1
         mine = torch.distributed.is_initialized() and torch.distributed.get_rank() == self.rank
         if mine and self.calls == self.after and not self.flag.exists():
             self.flag.write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.by)
         return super().forward(numbers)
 
 

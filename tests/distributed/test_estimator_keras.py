@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,7 +19,7 @@ from quire import DocumentArray
 from quire.data import StreamingDataset
 from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import RankInfo, World
-from quire.distributed.estimator._tensorflow import KerasBackend
+from quire.distributed.estimator._tensorflow import KerasBackend, KerasTraining
 from quire.distributed.tf.estimator import Estimator
 from quire.errors import OptionError, PickleError, StorageNotFoundError
 from tests.distributed.sample_training import WEIGHTS, Point, points, written
@@ -131,31 +132,52 @@ def test_keras_step_applies_loss_scaling() -> None:
 
 
 class OwnSteps(keras.Model):
-    """Overrides steps that Estimator does not call."""
+    """Trains with half of the gradient, and reports a number of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.dense = keras.layers.Dense(1)
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
 
-    def train_step(self, data: Any) -> Any:  # noqa: ARG002
-        raise AssertionError
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y)) / 2
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "half": tf.constant(0.5)}
 
-    def test_step(self, data: Any) -> Any:  # noqa: ARG002
-        raise AssertionError
+    def test_step(self, data: Any) -> Any:
+        return {"loss": tf.cast(tf.shape(data[0])[0], tf.float32)}
 
 
-def test_keras_rejects_models_that_override_steps() -> None:
+def test_keras_honours_steps_of_a_model_on_one_worker() -> None:
+    x, y = arrays()
+    ours, theirs = OwnSteps(), OwnSteps()
+    for model in (ours, theirs):
+        model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+        model(x)
+    estimator = Estimator.from_keras(ours)
+    [logs] = estimator.fit((x, y), batch_size=5, shuffle=False)
+    expected = theirs.fit(x, y, batch_size=5, shuffle=False, verbose=0).history
+    assert np.allclose(ours.get_weights()[0], theirs.get_weights()[0], atol=1e-6)
+    assert logs == {"epoch": 0, "loss": pytest.approx(expected["loss"][0]), "half": 0.5}
+    assert estimator.evaluate((x, y), batch_size=ROWS) == {"loss": float(ROWS)}
+    assert len(estimator.predict(x)) == ROWS
+
+
+def test_keras_rejects_steps_of_a_model_on_several_workers() -> None:
     model = OwnSteps()
     model.compile(optimizer="sgd", loss="mse")
-    estimator = Estimator.from_keras(model)
-    with pytest.raises(OptionError, match=r"OwnSteps overrides train_step\(\).*compute_loss"):
-        estimator.fit(arrays(), batch_size=5)
+    backend = KerasBackend(model, World(RankInfo(0, 2)), ColumnSelection())
+    job: Any = SimpleNamespace(validation=None)
+    with pytest.raises(OptionError, match=r"OwnSteps overrides train_step\(\), and 2 workers cannot call it"):
+        KerasTraining(job, backend, backend.world)  # before the data is opened
     with pytest.raises(OptionError, match=r"OwnSteps overrides test_step\(\)"):
-        estimator.evaluate(arrays(), batch_size=5)
-    assert len(estimator.predict(arrays()[0])) == ROWS
+        backend.check_step("test_step")
+    assert not backend.check_step("predict_step")
 
 
 class Largest(keras.metrics.Metric):

@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from quire import DocumentArray
+from quire import BaseDocument, DocumentArray
 from quire.data import MultiModalDataset, StreamingDataset
+from quire.distributed import DocumentShards, XShards
 from quire.distributed.estimator import Callback, Estimator
 from quire.distributed.estimator._options import ColumnSelection
 from quire.distributed.estimator._ranks import RankInfo, World
-from quire.errors import ColumnError, OptionError, StorageError, StorageNotFoundError
-from quire.storage import open_dataset
+from quire.errors import ColumnError, OptionError, QuireError, StorageError, StorageNotFoundError
+from quire.storage import open_dataset, write_dataset
+from quire.typing import NdArray, float32
 from tests.distributed.sample_training import (
     WEIGHTS,
     Counting,
@@ -39,7 +42,9 @@ from tests.distributed.sample_training import (
     written,
 )
 
-pytestmark = pytest.mark.needs("torch", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+pytestmark = pytest.mark.needs(
+    "torch", "lightning", "torchmetrics", "pandas", "pyarrow", "fsspec", "xxhash", "cloudpickle"
+)
 ROWS = 25
 
 
@@ -147,6 +152,115 @@ def test_fit_passes_several_columns_as_arguments() -> None:
     estimator = Estimator.from_torch(model=TwoInputs(), optimizer=sgd, loss=loss)
     documents = DocumentArray[Point](points(ROWS))
     estimator.fit(documents, feature_cols=["x", "number"], labels_cols=["y", "number"])
+
+
+def local_classes() -> tuple[type[Any], type[nn.Module]]:
+    """Return a document class and a model that no module has by name."""
+
+    class LocalPoint(BaseDocument):
+        number: int
+        x: NdArray[float32, 3]
+
+    class LocalModel(Counting):
+        pass
+
+    return LocalPoint, LocalModel
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["shards", "stream", "documents"])
+def test_fit_and_predict_accept_classes_of_a_function(kind: str, workers: int, tmp_path: Path) -> None:
+    document_type, model_type = local_classes()
+    documents = [document_type(number=i, x=np.full(3, i, np.float32)) for i in range(ROWS)]
+    model = model_type(ROWS)
+    data: Any = DocumentArray[document_type](documents)  # type: ignore[valid-type]
+    if kind == "shards":
+        data = DocumentShards[document_type].from_documents(documents, num_partitions=2)  # type: ignore[valid-type]
+    elif kind == "stream":
+        write_dataset(documents, tmp_path / "d", document_type, format="arrow")
+        data = StreamingDataset[document_type](tmp_path / "d", batch_size=4)  # type: ignore[valid-type]
+    estimator = Estimator.from_torch(model=model, optimizer=count_optimizer, loss=CountLoss(), workers=workers)
+    estimator.fit(data, batch_size=4, feature_cols="number")
+    assert model.seen.tolist() == [1.0] * ROWS
+    predicted = estimator.predict(data, feature_cols="number")
+    assert [float(document.prediction) for document in predicted] == [1.0] * ROWS
+
+
+# --- XShards
+
+
+def halves(first: Any) -> XShards:
+    """Return two partitions of one kind, with unequal numbers of rows."""
+    x, y = arrays()
+    if first is pd.DataFrame:
+        frame = pd.DataFrame({"x": list(x), "y": y, "name": [f"p{i}" for i in range(ROWS)]})
+        return XShards.from_objects([frame.iloc[:9], frame.iloc[9:]])
+    parts = [{"x": x[rows], "y": y[rows]} for rows in (slice(9), slice(9, None))]
+    return XShards.from_objects([tuple(part.values()) for part in parts] if first is tuple else parts)
+
+
+@pytest.mark.parametrize("kind", [dict, tuple, pd.DataFrame])
+def test_xshards_train_like_their_rows(kind: Any) -> None:
+    shards, expected, actual = halves(kind), regression(), regression()
+    columns: Any = {"feature_cols": "x", "label_cols": "y"} if kind is pd.DataFrame else {}
+    history = actual.fit(shards, epochs=2, batch_size=4, **columns)
+    assert history == expected.fit(arrays(), epochs=2, batch_size=4)
+    assert actual.evaluate(shards, batch_size=4, **columns) == expected.evaluate(arrays(), batch_size=4)
+    parts = actual.predict(shards, feature_cols="x" if kind is pd.DataFrame else None).collect()
+    assert [len(part["prediction"]) for part in parts] == [9, ROWS - 9]
+    outputs = np.concatenate([np.asarray(part["prediction"]) for part in parts])
+    assert np.allclose(outputs, expected.predict(arrays()[0]), atol=1e-6)
+    if kind is pd.DataFrame:
+        assert list(parts[0].columns) == ["x", "y", "name", "prediction"]
+
+
+def test_xshards_reject_unusable_partitions() -> None:
+    for part, message in (
+        (pd.DataFrame({"x": [1.0, None]}), "'x': the column has missing values"),
+        (pd.DataFrame({"z": [1.0]}), "'x': the data frame has no such column"),
+        ({"x": [object()]}, "no arrays of numbers"),
+    ):
+        with pytest.raises(QuireError, match=message):
+            regression().fit(XShards.from_objects([part]), feature_cols="x")
+
+
+# --- calls of Orca
+
+
+def test_orca_names_of_engine_and_workers() -> None:
+    assert regression(backend="spark").options.engine == "spark"
+    assert regression(workers_per_node=2).options.workers == 2
+    for options, message in (
+        ({"backend": "horovod"}, "engine='local', 'ray' or 'spark'"),
+        ({"backend": "spark", "engine": "ray"}, "pass one of them"),
+        ({"workers_per_node": 2, "workers": 3}, "pass one of them"),
+        ({"workers_per_node": 2, "engine": "ray"}, "Pass workers=, the total"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            regression(**options)
+
+
+def test_shutdown_removes_temporary_files_only(tmp_path: Path) -> None:
+    estimator = regression(model_dir=tmp_path / "m")
+    estimator.fit(arrays(), batch_size=5)
+    estimator.shutdown()
+    assert Estimator.latest_checkpoint(tmp_path / "m") is not None
+    shards = regression()
+    shards.fit(halves(dict), batch_size=5)
+    assert list(shards._folder.iterdir())
+    shards.shutdown()
+    assert not list(shards._folder.iterdir())
+    shards.fit(halves(dict), batch_size=5)
+
+
+def test_entire_models_are_unpickled_on_request_only(tmp_path: Path) -> None:
+    trained, fresh = regression(), regression()
+    trained.fit(arrays(), batch_size=5)
+    trained.save(tmp_path / "model.pt", entire=True)
+    with pytest.raises(StorageError, match="torch cannot read weights"):
+        fresh.load(tmp_path / "model.pt")
+    fresh.load(tmp_path / "model.pt", entire=True)
+    assert np.array_equal(fresh.predict(arrays()[0]), trained.predict(arrays()[0]))
 
 
 # --- means
@@ -445,7 +559,7 @@ def test_metrics_that_are_not_batch_means_are_rejected(kind: str) -> None:
 
 
 def test_metric_states_that_cannot_be_combined_are_rejected() -> None:
-    with pytest.raises(OptionError, match="checkpoint_every.*leave one of them out"):
+    with pytest.raises(OptionError, match="the state of the metric largesterror cannot be saved"):
         regression_with(metrics=[LargestError()], checkpoint_every=2)
     recipe: Any = regression_with(metrics=[LargestError()])._recipe
     with pytest.raises(OptionError, match="largesterror keeps a state.*those of 2 ranks"):
@@ -463,15 +577,12 @@ def test_scheduler_steps_after_batches_or_epochs() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
-        class Noting(Callback):
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-                actual.append(optimizer.param_groups[0]["lr"])  # noqa: B023
-
+        model.register_forward_pre_hook(lambda *_: actual.append(optimizer.param_groups[0]["lr"]))  # noqa: B023
         estimator = Estimator.from_torch(
             model=model, optimizer=optimizer, loss=nn.MSELoss(), scheduler=scheduler, scheduler_interval=interval
         )
-        estimator.fit(arrays(8), epochs=2, batch_size=4, callbacks=[Noting()])
-    assert rates == {"step": [0.5, 0.25, 0.125, 0.0625], "epoch": [1.0, 1.0, 0.5, 0.5], None: [1.0, 1.0, 0.5, 0.5]}
+        estimator.fit(arrays(8), epochs=2, batch_size=4)
+    assert rates == {"step": [1.0, 0.5, 0.25, 0.125], "epoch": [1.0, 1.0, 0.5, 0.5], None: [1.0, 1.0, 0.5, 0.5]}
 
 
 def test_step_scheduler_needs_an_interval() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from quire import DocumentArray
 from quire.distributed import DocumentShards, PartitionError, engine
-from quire.distributed._partitions import MAX_PARTITION_BYTES, KeyPartitioner, hold_batches
+from quire.distributed._partitions import MAX_PARTITION_BYTES, hold_batches
 from quire.distributed._prefetch import prefetch
 from quire.errors import OptionError
 from tests.distributed.sample_documents import Good, dearer, goods
@@ -271,16 +271,6 @@ def test_small_partitions_share_one_memory_budget(monkeypatch: pytest.MonkeyPatc
     assert sum(sum(one.column("n").to_pylist()) for one in shuffled) == sum(range(12)) << 17
 
 
-def test_key_partitioner_accepts_any_key() -> None:
-    places = KeyPartitioner(("a", "b"), 5)
-    one = pa.record_batch({"a": [1.0, 0.0, None, -0.0, None], "b": ["x", "y", "z", "y", "z"]})
-    actual = places(one).tolist()
-    assert actual[1] == actual[3]
-    assert actual[2] == actual[4]
-    assert places(one.slice(3, 2)).tolist() == actual[3:]
-    assert places(one.slice(0, 0)).tolist() == []
-
-
 def test_shards_are_picklable() -> None:
     shards = DocumentShards[Good].from_documents(goods(9), num_partitions=3).map(dearer).cache()
     for other in (shards, shards.shuffle(1), shards.filter({"price": {"$lt": 4}})):
@@ -368,3 +358,16 @@ def test_unique_rejects_fields_without_plain_values(path: str) -> None:
     shards = DocumentShards[Good].from_documents(goods(4), num_partitions=2)
     with pytest.raises(OptionError, match=rf"unique\('{path}'\): a field with one plain value a row is needed, it is"):
         shards.unique(path)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5])
+def test_iter_batches_rejects_wrong_batch_sizes(batch_size: Any) -> None:
+    shards = DocumentShards[Good].from_documents(goods(3))
+    with pytest.raises(OptionError, match="batch_size"):
+        shards.iter_batches(batch_size)
+
+
+@pytest.mark.parametrize("method", ["read_parquet", "read_csv", "read_json", "read_binary"])
+def test_readers_reject_values_that_are_no_paths(method: str) -> None:
+    with pytest.raises(OptionError, match="got NoneType"):
+        getattr(DocumentShards[Good], method)(None)

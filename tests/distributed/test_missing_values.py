@@ -18,7 +18,7 @@ from quire.errors import MissingValueError, OptionError, QuireError
 from quire.storage import write_dataset
 from quire.typing import NdArray, float32
 
-pytestmark = pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+pytestmark = pytest.mark.needs("torch", "lightning", "pyarrow", "fsspec", "xxhash", "cloudpickle")
 
 
 class Point(BaseDocument):

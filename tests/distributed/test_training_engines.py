@@ -15,11 +15,13 @@ from quire.data import StreamingDataset
 from quire.distributed import DocumentShards, torch_distributor
 from quire.distributed.pytorch import Estimator
 from quire.errors import FunctionError, OptionError
+from tests.distributed.sample_modules import CountingModule
 from tests.distributed.sample_training import (
     CallsOut,
     Counting,
     CountLoss,
     KilledOnRank,
+    Killer,
     Point,
     Squeezed,
     count_optimizer,
@@ -29,7 +31,9 @@ from tests.distributed.sample_training import (
 )
 
 pytestmark = [
-    pytest.mark.needs("torch", "pyarrow", "fsspec", "xxhash", "cloudpickle", "ray", "pyspark"),
+    pytest.mark.needs(
+        "torch", "lightning", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle", "ray", "pyspark"
+    ),
     pytest.mark.filterwarnings("ignore"),
 ]
 ROWS = 25
@@ -54,6 +58,21 @@ def test_killed_worker_resumes_from_the_last_checkpoint(
     assert (tmp_path / "flag").exists()
     assert model.seen.tolist() == [3.0] * ROWS
     assert [logs["loss"] for logs in history] == [0.0, -1.0, -2.0]
+
+
+@pytest.mark.parametrize("name", ["ray", "spark"])
+def test_lightning_module_counts_each_row_once(
+    name: str, start_engine: Callable[[str], Any], folder: Path, tmp_path: Path
+) -> None:
+    """A worker is killed in the second epoch, which starts again from the checkpoint after the first."""
+    start_engine(name)
+    module = CountingModule(ROWS)
+    estimator = Estimator.from_lightning(module, engine=name, workers=2)
+    killer = Killer(tmp_path / "flag", after=6)
+    history = estimator.fit(folder, epochs=2, batch_size=3, feature_cols="number", callbacks=[killer])
+    assert (tmp_path / "flag").exists()
+    assert module.seen.tolist() == pytest.approx([2.0] * ROWS)
+    assert [logs["rows"] for logs in history] == [ROWS, ROWS]
 
 
 def test_error_about_a_lost_spark_rank_names_it(

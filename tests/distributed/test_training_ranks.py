@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import socket
 import threading
 import types
@@ -51,7 +52,7 @@ from tests.distributed.sample_training import (
     written,
 )
 
-pytestmark = pytest.mark.needs("torch", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle")
+pytestmark = pytest.mark.needs("torch", "lightning", "torchmetrics", "pyarrow", "fsspec", "xxhash", "cloudpickle")
 ROWS = 25
 
 
@@ -226,9 +227,10 @@ def test_two_ranks_match_one_for_weights_and_metrics() -> None:
     assert np.allclose(created[0][1], created[1][1], rtol=1e-5)
 
 
-def test_killed_rank_resumes_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+def test_killed_rank_resumes_from_the_last_checkpoint(by: int, folder: Path, tmp_path: Path) -> None:
     """The weights count how often each row was trained on."""
-    model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6)
+    model = KilledOnRank(ROWS, tmp_path / "flag", 1, 6, by)
     estimator = Estimator.from_torch(
         model=model,
         optimizer=count_optimizer,

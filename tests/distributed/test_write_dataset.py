@@ -43,7 +43,9 @@ def test_write_dataset_writes_a_readable_dataset(engine: Any, tmp_path: Path) ->
 def test_write_dataset_appends_and_overwrites(engine: Any, tmp_path: Path) -> None:
     shards = shards_of(4, engine)
     shards.write_dataset(tmp_path)
-    with pytest.raises(StorageError, match="there is a dataset already"):
+    with pytest.raises(
+        StorageError, match="there is a dataset already. Pass mode='append' to add to it, or 'overwrite'"
+    ):
         shards.write_dataset(tmp_path)
     shards.map(dearer, 10).write_dataset(tmp_path, mode="append")
     assert open_dataset(tmp_path, Good).read().price.tolist() == [0, 1, 2, 3, 10, 11, 12, 13]

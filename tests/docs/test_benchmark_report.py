@@ -100,6 +100,23 @@ def test_a_speedup_has_a_lower_bound_as_target(bench: Any) -> None:
     assert section.others == {"base": 8, "late": 3}
 
 
+def test_peers_may_have_targets_of_their_own(bench: Any) -> None:
+    loop = bench.measure.repeated(lambda: None)
+    ours, base, slow = (bench.measure.Contestant(name, loop) for name in ("quire", "base", "slow"))
+    absent = bench.measure.Contestant("absent", missing="not installed")
+    speedups = {"slow": 1.5, "absent": 2.0}
+    row = bench.measure.Row("row", "", ours, base, [slow, absent], 1.1, speedups=speedups, by_wall=True)
+    times = {"quire": 1.0, "base": 1.0, "slow": 1.4}
+    timings = {name: bench.measure.Timing([seconds] * 5, [1.0] * 5) for name, seconds in times.items()}
+    section = bench.contest.section_of("row", bench.measure.Result(row, timings))
+    goals = [(goal.against, goal.shown, goal.target, goal.verdict) for goal in section.goals]
+    assert goals == [
+        ("base", "1.00x", "<= 1.1x", "PASS"),
+        ("slow", "1.40x", ">= 1.5x", "**MISS**"),
+        ("absent", "", ">= 2x", "not measured"),
+    ]
+
+
 def test_a_contestant_that_is_not_installed_is_marked(bench: Any) -> None:
     ours = bench.measure.Contestant("quire", bench.measure.repeated(lambda: None))
     absent = bench.measure.Contestant("a peer", missing="not installed")

@@ -519,5 +519,5 @@ def test_loading_validates_tensor_of_subclass(photos: list[Any]) -> None:
 
 def test_loading_marks_tensor_as_set(photos: list[Any]) -> None:
     document = Document(uri="00.jpg")
-    assert document.load_uri_to_image_tensor().model_fields_set == {"uri", "tensor"}
+    assert document.load_uri_to_image_tensor().model_fields_set == {"uri", "mime_type", "tensor"}
     assert len(photos) == 24

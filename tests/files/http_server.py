@@ -22,9 +22,9 @@ class LoopbackServer(ThreadingHTTPServer):
 class Site(LoopbackServer):
     """Files by path.
 
-    The first `failures` requests get `status`, `hangs` never answers, and the next `cuts` bodies break off. The next
-    `wrong_ranges` ranges begin `shift` bytes later than requested (None: the header is missing), and ranges have at
-    most `longest_range` bytes.
+    The first `failures` requests get `status` and, if it is not empty, the header `retry_after`. `hangs` never answers,
+    and the next `cuts` bodies break off. The next `wrong_ranges` ranges begin `shift` bytes later than requested (None:
+    the header is missing), and ranges have at most `longest_range` bytes.
     """
 
     daemon_threads = True
@@ -33,7 +33,7 @@ class Site(LoopbackServer):
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), FileHandler)
         self.files = {f"/data/{name}": content for name, content in files.items()}
-        self.failures, self.status = 0, 503
+        self.failures, self.status, self.retry_after = 0, 503, ""
         self.ranges, self.lengths, self.hangs, self.cuts = True, True, False, 0
         self.wrong_ranges, self.longest_range = 0, 1 << 30
         self.shift: int | None = 0
@@ -76,7 +76,7 @@ class FileHandler(BaseHTTPRequestHandler):
             site.released.wait()
         if site.failures:
             site.failures -= 1
-            return self._send(site.status, b"", {})
+            return self._send(site.status, b"", {"Retry-After": site.retry_after} if site.retry_after else {})
         if self.path.rstrip("/") == "/data":
             links = "".join(f'<a href="{name.removeprefix("/data/")}">x</a>' for name in site.files)
             return self._send(200, links.encode() if body else b"", {"Content-Type": "text/html"})

@@ -1,4 +1,7 @@
-"""A small store on loopback with the interface of S3, which fails on demand and enforces conditions of writes."""
+"""A small store on loopback with the interface of S3, which fails on demand and enforces conditions of writes.
+
+It also has what the XML interface of Google Cloud Storage adds: generations of objects, and conditions on them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ class Fault(NamedTuple):
     """What happens to the next request of a method whose query contains a text.
 
     `kind` is a status, 'cut' for a body that breaks off, 'stall' for one that never ends, or 'lost' for a request that
-    is carried out and not answered.
+    is carried out and not answered. A range may be answered by a later one of the same length ('shifted'), by its first
+    half ('short'), or by the whole file ('whole').
     """
 
     method: str
@@ -39,6 +43,7 @@ class S3Server(LoopbackServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, bytes] = {}
+        self.generations: dict[str, int] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.faults: list[Fault] = []
         self.seen: list[tuple[str, str, str]] = []
@@ -52,6 +57,11 @@ class S3Server(LoopbackServer):
     def options(self, **more: Any) -> RemoteOptions:
         keys = {"key": "key", "secret": "secret", "endpoint_url": self.endpoint, "skip_instance_cache": True}
         return RemoteOptions(storage_options={**keys, "client_kwargs": {"region_name": "us-east-1"}}, **more)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Store an object, which gets the next generation."""
+        self.objects[path] = content
+        self.generations[path] = next(self.numbers)
 
     def methods(self) -> list[str]:
         return [method for method, _, _ in self.seen]
@@ -141,12 +151,18 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self._error(404, "NoSuchKey")
             return
+        generation = str(self.server.generations.get(path, 0))
         common = {"ETag": etag(content), "Last_Modified": "Tue, 03 Nov 2026 10:00:00 GMT"}
+        common["x_goog_generation"] = generation
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
-        if match is None:
+        if match is None or self.fault == "whole":
             self._answer(200, content, **common)
             return
         start, stop = int(match[1]), min(int(match[2]) + 1, len(content))
+        if self.fault == "shifted":
+            start, stop = start + 7, stop + 7
+        elif self.fault == "short":
+            stop = (start + stop) // 2
         if start >= len(content):
             self._error(416, "InvalidRange")
             return
@@ -175,12 +191,15 @@ class _Handler(BaseHTTPRequestHandler):
             expected = self.headers.get("If-Match")
             fails = self.headers.get("If-None-Match") == "*" and before is not None
             fails = fails or (expected is not None and (before is None or etag(before) != expected))
+            generation = self.headers.get("x-goog-if-generation-match")  # 0: there is no object
+            current = 0 if before is None else self.server.generations.get(path, 0)
+            fails = fails or (generation is not None and int(generation) != current)
             if not fails:
-                self.server.objects[path] = body
+                self.server.put(path, body)
         if fails:
             self._error(412, "PreconditionFailed")
         else:
-            self._answer(200, ETag=etag(body))
+            self._answer(200, ETag=etag(body), x_goog_generation=str(self.server.generations[path]))
 
     def do_POST(self) -> None:
         path, query, _ = self._begin()
@@ -193,8 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         parts = self.server.uploads.pop(query["uploadId"][0])
         content = b"".join(parts[number] for number in sorted(parts))
-        self.server.objects[path] = content
-        self._answer(200, f"<R><ETag>{etag(content)}</ETag></R>".encode())
+        self.server.put(path, content)
+        self._answer(200, f"<R><ETag>{etag(content)}</ETag></R>".encode(), x_goog_generation="1")
 
     def do_DELETE(self) -> None:
         path, query, _ = self._begin()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,36 @@ def test_folder_instead_of_file_error_names_path(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"^{tmp_path}: the file cannot be opened: "):
         DocumentArray[Row].load_binary(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_pipe_is_written_to_and_not_replaced(name: str, tmp_path: Path) -> None:
+    """The same holds for devices such as /dev/stdout, which a test must not risk to replace."""
+    file, pipe = tmp_path / "rows.bin", tmp_path / "pipe.bin"
+    WRITERS[name](file)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        content = pool.submit(pipe.read_bytes)
+        WRITERS[name](pipe)
+        assert len(content.result(60)) == file.stat().st_size
+    assert pipe.is_fifo()
+
+
+def test_error_of_a_pipe_names_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with (
+            pytest.raises(StorageError, match=f"^{pipe}: the file cannot be written: No space left"),
+            open_target(pipe),
+        ):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(ConnectionError, match="the source is gone"), open_target(pipe):
+            raise ConnectionError("the source is gone")
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_load_binary_names_missing_file(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_requested_blocks_are_downloaded_several_at_a_time(folder: CountingFolde
 def test_blocks_with_the_first_priority_are_downloaded_first(
     folder: CountingFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_node_cache, "_FIRST_IN_FLIGHT", 1)
+    monkeypatch.setattr(_node_cache, "FIRST_IN_FLIGHT", 1)
     source = LocalSource(tmp_path / "c", 64 * SIZE)
     folder.gate.clear()
     source.request(folder, [(block(50), 0)])

@@ -197,6 +197,19 @@ def test_temporary_fault_is_retried(server: S3Server, folder: Folder, kind: int 
     assert folder.list() == [Entry("a.bin", len(CONTENT))]
 
 
+@pytest.mark.parametrize("kind", ["shifted", "short", "whole"])
+def test_answer_with_another_range_is_not_used(server: S3Server, folder: Folder, kind: str) -> None:
+    server.faults = [Fault("GET", kind)]
+    assert folder.read_range("a.bin", 10, 5000) == CONTENT[10:5000]
+    server.faults = [Fault("GET", kind)] * 20
+    if kind == "whole":  # a server without support for ranges
+        assert folder.read_range("a.bin", 10, 5000) == CONTENT[10:5000]
+        return
+    once = open_folder("s3://bucket/data", server.options(retries=1))
+    with pytest.raises(StorageError, match="a.bin: reading bytes 10 to 5,000 failed, tried 2 times"):
+        once.read_range("a.bin", 10, 5000)
+
+
 @pytest.mark.parametrize("kind", ["stall", "hang"])
 def test_stalled_answer_is_requested_again(server: S3Server, kind: str) -> None:
     folder = open_folder("s3://bucket/data", server.options(timeout=0.3))
@@ -298,6 +311,21 @@ def test_large_file_is_written_in_parts(server: S3Server, folder: Folder) -> Non
     assert server.objects["/bucket/data/b.bin"] == content
     assert sum("partNumber" in query for _, _, query in server.seen) == 4
     assert server.uploads == {}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_are_sent_at_the_same_time(server: S3Server, folder: Folder) -> None:
+    together, is_passed = threading.Barrier(4), threading.Event()
+
+    def wait_for_others() -> None:
+        if any("partNumber" in query for _, _, query in server.seen) and not is_passed.is_set():
+            together.wait(60)  # an upload of one part after the other breaks the barrier
+            is_passed.set()
+
+    server.gate = wait_for_others
+    write(folder, "b.bin", bytes(17 << 20))
+    assert is_passed.is_set()
+    assert len(server.objects["/bucket/data/b.bin"]) == 17 << 20
 
 
 @pytest.mark.usefixtures("small_parts")

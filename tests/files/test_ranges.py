@@ -12,6 +12,7 @@ from quire.errors import StorageError, UriError, UriTimeoutError
 from quire.files import RemoteOptions, _remote, open_folder, open_seekable
 from quire.files._fetch import fetch
 from quire.files._http import HttpFile
+from quire.files._throttling import watch_throttling
 from tests.files.faulty_store import FaultyFileSystem, faulty_store
 from tests.files.http_server import Site, serve_files
 
@@ -143,3 +144,54 @@ def test_fetch_has_one_deadline_for_all_parts(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(UriTimeoutError, match="faulty://data/a: "):
             fetch("faulty://data/a", timeout=1.0)  # 20 parts take 5 seconds
         assert fetch("faulty://data/a", timeout=None) == CONTENT[:20]
+
+
+# --- servers that ask to wait
+
+
+def read_by_fsspec(url: str) -> bytes:
+    """Read a file with a client of fsspec, which an option without a translation for obstore selects."""
+    folder, _, name = url.rpartition("/")
+    options = RemoteOptions(storage_options={"client_kwargs": {"trust_env": False}})
+    return open_folder(folder, options).read(name)
+
+
+def read_seekable(url: str) -> bytes:
+    with open_seekable(url) as file:
+        return file.read()
+
+
+READERS = {
+    "fetch": fetch,
+    "download": lambda url: b"".join(HttpFile(url, RemoteOptions()).download()),
+    "seekable": read_seekable,
+    "fsspec": read_by_fsspec,
+}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("name", [*READERS])
+def test_pause_is_as_long_as_the_server_asks_for(site: Site, pauses: list[float], name: str, status: int) -> None:
+    if name == "fsspec":
+        pytest.importorskip("aiohttp")
+    site.failures, site.status, site.retry_after = 2, status, "3"
+    assert READERS[name](f"{site.url}/video.mp4") == CONTENT
+    assert pauses == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("name", [*READERS])
+def test_server_that_asks_for_a_long_wait_is_an_error_at_once(site: Site, pauses: list[float], name: str) -> None:
+    if name == "fsspec":
+        pytest.importorskip("aiohttp")
+    site.failures, site.status, site.retry_after = 1, 429, "3600"
+    with pytest.raises((StorageError, UriError), match="wait for 3600 seconds|429"):
+        READERS[name](f"{site.url}/video.mp4")
+    assert pauses == []
+
+
+def test_wait_that_a_server_asks_for_is_reported_to_who_makes_many_requests(site: Site, pauses: list[float]) -> None:
+    site.failures, site.status, site.retry_after = 1, 429, "4"
+    reported: list[float] = []
+    with watch_throttling(reported.append):
+        assert b"".join(HttpFile(f"{site.url}/video.mp4", RemoteOptions()).download()) == CONTENT
+    assert reported == pauses == [4.0]

@@ -22,6 +22,7 @@ from quire.errors import MissingDependencyError, OptionError, StorageError, Stor
 from quire.files import Entry, Folder, RemoteOptions, _remote, open_folder, open_seekable
 from quire.files._fetch import fetch
 from quire.files._http import HttpFile
+from quire.files._retry import RemoteCall, retry_pause
 from tests.files.faulty_store import FaultyFileSystem, faulty_store
 from tests.files.http_server import LoopbackServer, Site, serve_files
 
@@ -146,6 +147,21 @@ def test_unknown_scheme_and_missing_package_raise_errors() -> None:
 def test_remote_options_reject_invalid_values(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         RemoteOptions(**options)
+
+
+@pytest.mark.parametrize(("timeout", "deadline", "expected"), [(10.0, 60.0, 40.0), (10.0, 5.0, 35.0)])
+def test_time_of_an_attempt_grows_with_its_size(timeout: float, deadline: float, expected: float) -> None:
+    """A request has a second more for each MiB, within the deadline, which grows by as much."""
+    seconds: list[float] = []
+    call = RemoteCall("reading the file", "s3://bucket/a", size=30 << 20)
+    call.run(seconds.append, RemoteOptions(timeout=timeout, deadline=deadline))
+    assert seconds == [pytest.approx(expected, abs=0.5)]
+
+
+def test_pauses_double_with_jitter() -> None:
+    for attempt, longest in ((0, 0.1), (1, 0.2), (3, 0.8), (20, 8.0)):
+        pauses = [retry_pause(attempt) for _ in range(50)]
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 def test_open_seekable_rejects_negative_retries() -> None:

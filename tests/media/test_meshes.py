@@ -87,6 +87,20 @@ def test_decode_mesh_counts_every_instance() -> None:
         decode_mesh(content, max_points=100)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_decode_mesh_rejects_face_with_a_vertex_of_another_mesh(number: int) -> None:
+    import trimesh
+
+    faces = np.asarray(FACES, np.uint32), np.ascontiguousarray(np.asarray(FACES, np.uint32)[:, ::-1])
+    content = trimesh.Scene([trimesh.Trimesh(VERTICES, part, process=False) for part in faces]).export(file_type="glb")
+    assert len(decode_mesh(content).vertices) == 2 * len(VERTICES)
+    assert content.count(faces[number].tobytes()) == 1
+    damaged = faces[number].copy()
+    damaged[0, 0] = len(VERTICES)  # in the scene, a vertex of the other mesh
+    with pytest.raises(DecodeError, match="a face refers to a missing vertex"):
+        decode_mesh(content.replace(faces[number].tobytes(), damaged.tobytes()))
+
+
 @pytest.mark.parametrize("content", [b"", b"ply\nformat nonsense", b"glTF" + b"\xff" * 100, b"OFF\n1 x\n", b"solid\n"])
 def test_decode_mesh_rejects_other_bytes(content: bytes) -> None:
     with pytest.raises(DecodeError, match=r"noise\.bin"):

@@ -16,7 +16,7 @@ import tensorflow as tf
 import torch
 
 pytestmark = [
-    pytest.mark.needs("torch", "tensorflow", "pyarrow", "fsspec", "xxhash"),
+    pytest.mark.needs("torch", "lightning", "tensorflow", "pyarrow", "fsspec", "xxhash"),
     pytest.mark.filterwarnings("ignore"),
 ]
 

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,10 @@ def embed_alone(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
 
 @contextmanager
 def server_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve both endpoints in a process of its own; yield the process and its address."""
+    """Serve both endpoints in a process of its own; yield the process and its address. It is killed at the end."""
     names = [f"{__name__}:{name}" for name in ("embed_batched", "embed_alone")]
     command = [sys.executable, "-m", "quire", "serve", *names, "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:
@@ -53,7 +54,51 @@ def server_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]
             process.kill()
 
 
-def send_requests(address: str, clients: int, requests: int, *, retries: int = 4) -> Counter[str]:
+def restart_server_under_load(clients: int, kills: int, outage: float, *, uptime: float = 1.0) -> Counter[str]:
+    """Kill a server with SIGKILL and start it again on its port, while clients call it; count how the calls ended.
+
+    Clients have the default options, and check every answer. `outage` and `uptime` are seconds without and with a
+    server, in addition to the time that a process takes to start.
+    """
+    outcomes: Counter[str] = Counter()
+    lock, done = threading.Lock(), threading.Event()
+
+    def run_client(address: str, number: int) -> None:
+        generator, turn = random.Random(number), 0
+        with Client(address) as client:
+            while not done.is_set():
+                outcome = _send_request(client, generator, number * 1_000_000 + turn * 10)
+                turn += 1
+                with lock:
+                    outcomes[outcome] += 1
+
+    def wait_for_answers(number: int) -> None:
+        """Wait until clients have got this many answers more."""
+        enough, deadline = outcomes.total() + number, time.monotonic() + 120
+        while outcomes.total() < enough and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    port, running = 0, []
+    with ThreadPoolExecutor(clients) as pool:
+        try:
+            for turn in range(kills + 1):
+                with server_process(port) as (_, address):  # which is killed at the end
+                    if not running:
+                        port = int(address.rpartition(":")[2])
+                        running = [pool.submit(run_client, address, number) for number in range(clients)]
+                    wait_for_answers(clients)
+                    time.sleep(uptime)
+                    if turn == kills:
+                        done.set()
+                        for each in running:
+                            each.result(120)
+                time.sleep(outage)
+        finally:
+            done.set()
+    return outcomes
+
+
+def send_requests(address: str, clients: int, requests: int, *, retries: int | None = None) -> Counter[str]:
     """Send requests from concurrent clients, check every answer, and count how the calls ended."""
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()

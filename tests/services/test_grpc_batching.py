@@ -7,16 +7,27 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.errors import FunctionError, OptionError, SchemaError
-from quire.services import AsyncClient, Client, endpoint, serve, serve_async
+from quire.errors import (
+    FunctionError,
+    OptionError,
+    SchemaError,
+    ServiceError,
+    ServiceLimitError,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+)
+from quire.services import AsyncClient, Client, Limits, endpoint, serve, serve_async
 from quire.services._batching import Batcher
 from quire.services._endpoints import make_endpoint
 from quire.typing import NdArray
@@ -114,8 +125,8 @@ def test_cancelled_call_is_removed_from_the_queue(
     queued: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     submit = Batcher.submit
 
-    def report(self: Batcher, read: Any) -> Future[Any]:
-        future = submit(self, read)
+    def report(self: Batcher, *request: Any) -> Future[Any]:
+        future = submit(self, *request)
         queued.put(future)
         return future
 
@@ -157,9 +168,9 @@ def test_batched_call_accepts_empty_array(served: tuple[Batches, Client]) -> Non
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.sets(st.integers(0, 11)), st.integers(1, 9))
 def test_batcher_answers_every_caller_for_any_sizes_and_failures(rows: list[int], bad: set[int], size: int) -> None:
-    """For any sizes of requests, failing callers and batch size."""
+    """For any sizes of requests, failing callers and batch size, in one thread or two."""
 
-    @endpoint(max_batch_size=size, max_wait=0.001)
+    @endpoint(max_batch_size=size, max_wait=0.001, batch_workers=1 + size % 2)
     def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
         assert len(docs) <= size
         if any(doc.label == "bad" for doc in docs):
@@ -201,14 +212,16 @@ def test_batcher_opened_again_runs_one_batch_at_a_time() -> None:
         return docs
 
     batcher = Batcher(make_endpoint(work), work)
-    futures = [batcher.submit(lambda: pictures(1))]
+    abandoned = batcher.submit(lambda: pictures(1))
     assert begun.wait(20)
     batcher.close(0)  # gives up before the function returns
+    with pytest.raises(ServiceUnavailableError):
+        abandoned.result(0)
     batcher.open()
-    futures += [batcher.submit(lambda: pictures(1)) for _ in range(3)]
+    futures = [batcher.submit(lambda: pictures(1)) for _ in range(3)]
     assert [thread for thread in threading.enumerate() if thread.name == "quire work"] == threads
     gate.set()
-    assert [len(future.result(20)) for future in futures] == [1, 1, 1, 1]
+    assert [len(future.result(20)) for future in futures] == [1, 1, 1]
     assert len(set(threads)) == 1
     batcher.close(20)
     assert not threads[0].is_alive()
@@ -216,6 +229,55 @@ def test_batcher_opened_again_runs_one_batch_at_a_time() -> None:
     assert len(batcher.submit(lambda: pictures(1)).result(20)) == 1
     assert threads[-1] is not threads[0]
     batcher.close(20)
+
+
+def test_closed_batcher_fails_calls_that_its_function_keeps_waiting() -> None:
+    begun, gate, threads = threading.Event(), threading.Event(), []
+
+    @endpoint(max_batch_size=1, max_wait=0)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        threads.append(threading.current_thread())
+        begun.set()
+        gate.wait(60)
+        return docs
+
+    batcher = Batcher(make_endpoint(work), work)
+    futures = [batcher.submit(lambda: pictures(1)) for _ in range(3)]
+    assert begun.wait(20)
+    batcher.close(0)
+    for future in futures:  # the running call, and those in the queue
+        with pytest.raises(ServiceUnavailableError, match="work: the server is stopping"):
+            future.result(0)
+    with pytest.raises(ServiceUnavailableError, match="work: the server is stopping"):
+        batcher.submit(lambda: pictures(1))
+    gate.set()
+    [thread] = threads
+    thread.join(20)  # the function returns, and its result is ignored
+    assert not thread.is_alive()
+
+
+def test_calls_submitted_while_a_batcher_closes_are_answered_or_refused() -> None:
+    @endpoint(max_batch_size=4, max_wait=0)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        return docs
+
+    for _ in range(50):
+        batcher = Batcher(make_endpoint(work), work)
+        start = threading.Barrier(5)
+
+        def submit(batcher: Batcher = batcher, start: threading.Barrier = start) -> list[Future[Any]]:
+            start.wait(20)
+            futures = []
+            with suppress(ServiceUnavailableError):
+                futures += [batcher.submit(lambda: pictures(1)) for _ in range(20)]
+            return futures
+
+        with ThreadPoolExecutor(4) as pool:
+            submitting = [pool.submit(submit) for _ in range(4)]
+            start.wait(20)
+            batcher.close(20)
+            answers = [future.result(0) for each in submitting for future in each.result()]
+        assert all(len(answer) == 1 for answer in answers)
 
 
 def test_batched_calls_pass_arrays_of_the_declared_class() -> None:
@@ -233,7 +295,217 @@ def test_batched_calls_pass_arrays_of_the_declared_class() -> None:
     assert set(classes) == {DocumentArray[Picture]}
 
 
+# --- without a thread for each caller
+
+
+def test_more_callers_than_threads_share_a_batch() -> None:
+    sizes: list[int] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    @endpoint(max_batch_size=128, max_wait=60)
+    def count(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        sizes.append(len(docs))
+        begun.set()
+        gate.wait(60)
+        return docs
+
+    with serve(count, limits=Limits(max_concurrency=2)) as server, Client(server.address) as client:
+        calls = [client.count.future(pictures(1, start=i)) for i in range(128)]
+        assert begun.wait(60)
+        # Callers of the next batch wait without a thread, too: other calls are answered meanwhile.
+        client.contract()
+        gate.set()
+        assert [call.result().label for call in calls] == [[str(i)] for i in range(128)]
+    assert sizes == [128]
+
+
+def test_waiting_batched_calls_count_as_queued() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    @endpoint(max_batch_size=1, max_wait=0)
+    def hold(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        begun.set()
+        gate.wait(60)
+        return docs
+
+    with serve(hold, limits=Limits(max_concurrency=1, max_queue=3)) as server, Client(server.address) as client:
+        calls = [client.hold.future(pictures(1))]
+        assert begun.wait(60)
+        calls += [client.hold.future(pictures(1)) for _ in range(3)]
+        with pytest.raises(ServiceLimitError, match="4 calls are running or waiting"):
+            call_until(lambda: client.hold(pictures(1), timeout=0.2))
+        gate.set()
+        assert [call.result().label for call in calls] == [["0"]] * 4
+
+
+def call_until(call: Callable[[], Any]) -> Any:
+    """Call again while it times out, because calls that were made before may arrive after it."""
+    while True:
+        with suppress(ServiceTimeoutError):
+            return call()
+
+
+def test_batched_call_reports_errors_with_their_codes() -> None:
+    @endpoint(max_batch_size=4, max_wait=0)
+    def refuse(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        error = ServiceError(f"no such model for {len(docs)}")
+        error.code = "NOT_FOUND"
+        raise error
+
+    limits = Limits(max_request_bytes=2_000, max_message_bytes=1 << 20)
+    with (
+        serve(refuse, authorize=lambda caller: caller.token == "secret", limits=limits) as server,
+        Client(server.address, token="secret") as client,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        with pytest.raises(ServiceError, match="no such model") as caught:
+            client.refuse(pictures(1))
+        assert caught.value.code == "NOT_FOUND"
+        method, token = channel.unary_unary("/quire.v1.Documents/refuse"), (("authorization", "Bearer secret"),)
+        for data, metadata, code in (
+            (b"", (), grpc.StatusCode.UNAUTHENTICATED),
+            (b"\xff" * 9, token, grpc.StatusCode.INVALID_ARGUMENT),
+            (bytes(3_000), token, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                method(data, metadata=metadata)
+            assert failed.value.code() is code
+
+
+class PassOn(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Replaces the function of unary methods, as interceptors that measure calls do."""
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = continuation(details)
+        behavior = handler.unary_unary
+        if behavior is None:
+            return handler
+        return grpc.unary_unary_rpc_method_handler(partial(behavior))
+
+
+def test_batched_calls_pass_interceptors_that_replace_functions() -> None:
+    service = Batches()
+    with serve(service, interceptors=[PassOn()]) as server, Client(server.address) as client:
+        answers = run_concurrently([lambda i=i: client.rows(pictures(1, start=i)) for i in range(4)])  # type: ignore[misc]
+        assert [answer.label for answer in answers] == [[str(i)] for i in range(4)]
+
+
+# --- fair queueing
+
+
+def make_batcher(**options: Any) -> tuple[Batcher, list[list[str]], threading.Event]:
+    """Return a batcher, the labels of each batch that its function has received, and the gate of the function."""
+    batches: list[list[str]] = []
+    gate = threading.Event()
+
+    @endpoint(**options)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        batches.append(docs.label)
+        assert gate.wait(60)
+        return docs
+
+    return Batcher(make_endpoint(work), work), batches, gate
+
+
+def wait_until(check: Callable[[], bool]) -> None:
+    while not check():
+        threading.Event().wait(0.01)
+
+
+def test_small_requests_do_not_wait_for_the_whole_of_a_large_one() -> None:
+    batcher, batches, gate = make_batcher(max_batch_size=4, max_wait=0)
+    large = batcher.submit(lambda: pictures(40))
+    wait_until(lambda: len(batches) == 1)
+    small = [batcher.submit(lambda i=i: pictures(1, start=100 + i)) for i in range(3)]  # type: ignore[misc]
+    gate.set()
+    assert [future.result(60).label for future in small] == [["100"], ["101"], ["102"]]
+    assert large.result(60).label == pictures(40).label
+    batcher.close(60)
+    assert batches[1] == ["100", "101", "102", "4"]  # the large one fills what the small ones leave
+    assert max(len(batch) for batch in batches) == 4
+
+
+def test_large_request_is_not_left_out_twice_in_a_row() -> None:
+    batcher, batches, gate = make_batcher(max_batch_size=4, max_wait=0)
+    first = batcher.submit(lambda: pictures(1, start=900))
+    wait_until(lambda: len(batches) == 1)
+    large = batcher.submit(lambda: pictures(10))
+    small = [batcher.submit(lambda i=i: pictures(1, start=100 + i)) for i in range(40)]  # type: ignore[misc]
+    gate.set()
+    assert large.result(60).label == pictures(10).label
+    assert [future.result(60).label for future in [first, *small]] == [[str(i)] for i in (900, *range(100, 140))]
+    batcher.close(60)
+    shares = [sum(int(label) < 100 for label in batch) for batch in batches[1:]]
+    assert shares[:4] == [0, 2, 0, 2]
+
+
+def test_large_request_fails_as_a_whole_and_others_do_not() -> None:
+    @endpoint(max_batch_size=4, max_wait=0)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        if "6" in docs.label:
+            raise ValueError("six")
+        return docs
+
+    batcher = Batcher(make_endpoint(work), work)
+    large = batcher.submit(lambda: pictures(20))
+    small = [batcher.submit(lambda i=i: pictures(1, start=100 + i)) for i in range(8)]  # type: ignore[misc]
+    assert isinstance(large.exception(60), FunctionError)
+    assert [future.result(60).label for future in small] == [[str(100 + i)] for i in range(8)]
+    assert batcher.submit(lambda: pictures(1)).result(60).label == ["0"]
+    batcher.close(60)
+
+
+def test_batch_workers_run_batches_at_the_same_time() -> None:
+    together = threading.Barrier(3)
+
+    @endpoint(max_batch_size=1, max_wait=0, batch_workers=3)
+    def work(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        together.wait(60)
+        return docs
+
+    batcher = Batcher(make_endpoint(work), work)
+    futures = [batcher.submit(lambda i=i: pictures(1, start=i)) for i in range(3)]  # type: ignore[misc]
+    assert [future.result(60).label for future in futures] == [["0"], ["1"], ["2"]]
+    assert batcher.submit(lambda: pictures(3)).result(60).label == ["0", "1", "2"]  # one row for each thread
+    batcher.close(60)
+    assert not [thread for thread in threading.enumerate() if thread.name == "quire work"]
+
+
+def test_calls_beyond_max_queue_time_are_refused() -> None:
+    batcher, batches, gate = make_batcher(max_batch_size=1, max_wait=0, max_queue_time=0.05)
+    first = batcher.submit(lambda: pictures(1))
+    wait_until(lambda: len(batches) == 1)
+    late = batcher.submit(lambda: pictures(1, start=5))
+    threading.Event().wait(0.1)
+    gate.set()
+    assert first.result(60).label == ["0"]
+    with pytest.raises(ServiceLimitError, match=r"longer than max_queue_time=0.05"):
+        late.result(60)
+    assert batcher.submit(lambda: pictures(1, start=6)).result(60).label == ["6"]
+    batcher.close(60)
+
+
+def test_batches_are_limited_by_bytes() -> None:
+    batcher, batches, gate = make_batcher(max_batch_size=100, max_wait=60, max_batch_bytes=1_000)
+    sizes = [400, 400, 400, 2_000, 600]
+    futures = [batcher.submit(lambda i=i: pictures(1, start=i), size) for i, size in enumerate(sizes)]  # type: ignore[misc]
+    gate.set()
+    batcher.close(60)  # the last batch does not wait for others
+    assert [future.result(60).label for future in futures] == [[str(i)] for i in range(5)]
+    assert batches == [["0", "1"], ["2"], ["3"], ["4"]]
+    batcher, batches, gate = make_batcher(max_batch_size=100, max_wait=60, max_batch_bytes=1_000)
+    gate.set()
+    assert len(batcher.submit(lambda: pictures(200), 5_000).result(60)) == 200
+    batcher.close(60)
+    assert {len(batch) for batch in batches} == {40}
+
+
 def test_endpoint_rejects_invalid_batching_options() -> None:
+    for options in ({"max_batch_bytes": -1}, {"max_queue_time": 0}, {"batch_workers": 0}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+            endpoint(max_batch_size=4, **options)
+    with pytest.raises(OptionError, match="batch_workers: only with max_batch_size"):
+        endpoint(batch_workers=2)
     with pytest.raises(OptionError, match="max_batch_size=-1"):
         endpoint(max_batch_size=-1)
     with pytest.raises(OptionError, match="max_wait=-1"):

@@ -7,10 +7,13 @@ import contextlib
 import os
 import pickle
 import queue
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,9 +24,12 @@ from hypothesis import strategies as st
 
 from quire import DocumentArray
 from quire.codec._wire import encode_delimited, encode_uint
-from quire.errors import OptionError, ServiceLimitError
+from quire.errors import OptionError, ServiceLimitError, ServiceTimeoutError, ServiceUnavailableError
 from quire.services import AsyncClient, Client, Limits, Server, serve, serve_async
+from quire.services._errors import rpc_to_error
+from quire.services._payloads import split_parts
 from tests.services import sample_service
+from tests.services.load_generator import ROOT, resident_memory
 from tests.services.sample_service import EVERYTHING, Picture, pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
@@ -106,10 +112,24 @@ def test_message_over_the_limit_is_refused(channel: Any) -> None:
     assert code_of(lambda: channel.unary_unary(METHOD)(bytes(20_001))) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_request_over_the_limit_is_refused(server: Server) -> None:
+def test_request_over_the_limit_is_refused_by_the_server(channel: Any) -> None:
+    parts = split_parts(pictures(5_000).stack().to_bytes(), 20_000)
+    with pytest.raises(grpc.RpcError, match="max_request_bytes=50000") as caught:
+        list(channel.stream_stream(METHOD + "_stream")(parts))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_request_over_the_limit_is_refused_before_it_is_sent() -> None:
+    with serve(EVERYTHING, limits=Limits(max_request_bytes=50_000)) as server, Client(server.address) as client:
+        client.contract()
+        server.stop()  # from here on, sending anything is a ServiceUnavailableError
+        for call in (client.embed, client.embed.future, lambda docs: list(client.embed.stream([docs]))):
+            with pytest.raises(ServiceLimitError, match="max_request_bytes=50000"):
+                call(pictures(5_000))
+
+
+def test_request_limit_applies_to_each_value_of_a_stream(server: Server) -> None:
     with Client(server.address) as client:
-        with pytest.raises(ServiceLimitError, match="max_request_bytes=50000"):
-            client.embed(pictures(5_000))
         many = [pictures(500, start=i) for i in range(20)]  # each is below the limit
         assert client.total(many).of == "10000 pictures"
 
@@ -183,8 +203,6 @@ def test_health_checks_are_answered_while_calls_are_refused(caplog: pytest.LogCa
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
-        with pytest.raises(ServiceLimitError, match=refused):
-            list(client.hold.stream([pictures(1)], timeout=20))
         gate.set()
         assert [call.result().label for call in calls] == [["0"], ["1"]]
     assert not caplog.records
@@ -245,6 +263,11 @@ def test_async_server_enforces_the_same_limits() -> None:
                     assert caught.value.code().name == ("RESOURCE_EXHAUSTED" if large else "INVALID_ARGUMENT")
             with pytest.raises(ServiceLimitError, match="max_request_bytes"):
                 await client.embed(pictures(5_000))
+            with grpc.insecure_channel(server.address) as other:  # a client that does not know the limit
+                parts = split_parts(pictures(5_000).stack().to_bytes(), 20_000)
+                answers = other.stream_stream(METHOD + "_stream")(parts)
+                with pytest.raises(grpc.RpcError, match="max_request_bytes=50000"):
+                    await asyncio.to_thread(list, answers)
             assert (await client.embed(pictures(1))).label == ["0"]
             async with AsyncClient(server.address, max_response_bytes=15_000) as small:
                 for number in (400, 900):
@@ -252,6 +275,14 @@ def test_async_server_enforces_the_same_limits() -> None:
                         await small.embed(pictures(number))
 
     asyncio.run(main())
+
+
+def test_async_client_reports_a_call_that_ends_while_it_is_sent_as_unavailable() -> None:
+    metadata = grpc.aio.Metadata()
+    rpc = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, metadata, metadata, details="Internal error from Core")
+    error = rpc_to_error(rpc, "localhost:1 embed")
+    assert isinstance(error, ServiceUnavailableError)
+    assert str(error) == "localhost:1 embed: the server ended the call while the request was being sent."
 
 
 def test_async_server_answers_health_checks_while_calls_are_refused() -> None:
@@ -337,33 +368,141 @@ def run_server(kind: str, service: Any, limits: Limits) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_idle_streams_on_every_thread_refuse_calls_and_change_health(kind: str) -> None:
-    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
-    with contextlib.ExitStack() as stack:
-        address = stack.enter_context(run_server(kind, [sample_service.embed, sample_service.running], Limits()))
-        client = stack.enter_context(Client(address))
-        stub = health_pb2_grpc.HealthStub(stack.enter_context(grpc.insecure_channel(address)))
+def test_streams_beyond_the_limit_are_refused_and_unary_calls_answered(kind: str) -> None:
+    limits = Limits(max_concurrency=2, max_streams=3, max_stream_wait=0.2)
+    message = r"3 streams are open \(max_streams\), and none has ended .*max_stream_wait.* Limits\(max_streams="
+    with (
+        run_server(kind, [sample_service.embed, sample_service.running], limits) as address,
+        Client(address) as client,
+        grpc.insecure_channel(address) as channel,
+        open_streams(client, "running", 3) as ends,
+    ):
+        waiting = client.running(iter(pictures(1)), timeout=300)
+        with pytest.raises(ServiceLimitError, match=message) as caught:
+            next(waiting)
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        with pytest.raises(ServiceLimitError, match=message):  # now at once
+            list(client.embed.stream([pictures(1)], timeout=300))
+        calls = [client.embed.future(pictures(1, start=i), timeout=300) for i in range(20)]
+        assert [call.result().label for call in calls] == [[str(i)] for i in range(20)]
+        assert health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+        ends.pop()()  # one stream ends, and another one takes its place
+
+        def is_admitted() -> bool:
+            with contextlib.suppress(ServiceLimitError):
+                return [score.value for score in client.running(iter(pictures(2)), timeout=300)] == [0, 4]
+            return False
+
+        wait_until(is_admitted)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_open_streams_change_the_health_of_services_without_unary_endpoints(kind: str) -> None:
+    limits = Limits(max_streams=2, max_stream_wait=0.1)
+    with (
+        run_server(kind, [sample_service.running], limits) as address,
+        Client(address) as client,
+        grpc.insecure_channel(address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
 
         def statuses() -> list[int]:
             names = ("", "readiness", "quire.v1.Documents", "liveness")
             return [stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status for name in names]
 
-        ends = stack.enter_context(open_streams(client, "running", Limits().max_concurrency))
-        message = r"open streams hold all 64 threads .*max_stream_wait.* Close streams .* Limits\(max_concurrency="
-        waiting = [client.embed.future(pictures(1), timeout=300) for _ in range(3)]  # before the streams are noticed
-        for call in waiting:
-            with pytest.raises(ServiceLimitError, match=message) as caught:
-                call.result()
-            assert caught.value.code == "RESOURCE_EXHAUSTED"
-        with pytest.raises(ServiceLimitError, match=message):
-            client.embed(pictures(1), timeout=300)
-        with pytest.raises(ServiceLimitError, match=message):
-            list(client.embed.stream([pictures(1)], timeout=300))
-        wait_until(lambda: statuses() == [not_serving] * 3 + [health_pb2.HealthCheckResponse.SERVING])
-        ends.pop()()  # one stream ends, and its thread answers
-        wait_until(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status != not_serving)
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        with open_streams(client, "running", 2):
+            wait_until(lambda: statuses() == [not_serving] * 3 + [serving])
+        wait_until(lambda: statuses() == [serving] * 4)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_idle_streams_are_ended(kind: str) -> None:
+    limits = Limits(max_streams=2, stream_idle_timeout=0.3)
+    services = [sample_service.embed, sample_service.running, sample_service.running_later]
+    with run_server(kind, services, limits) as address, Client(address) as client:
+        for name in ("running", "running_later"):
+            requests: queue.SimpleQueue[Picture | None] = queue.SimpleQueue()
+            answers = client[name](iter(requests.get, None), timeout=300)
+            requests.put(pictures(1)[0])
+            assert next(answers).value == 0
+            with pytest.raises(ServiceTimeoutError, match=r"idle for 0.3 s.* Limits\(stream_idle_timeout=") as caught:
+                next(answers)
+            assert caught.value.code == "DEADLINE_EXCEEDED"
+            requests.put(None)
         assert client.embed(pictures(1)).label == ["0"]
-        assert statuses() == [health_pb2.HealthCheckResponse.SERVING] * 4
+
+        async def main() -> None:
+            async def values() -> AsyncIterator[Picture]:
+                yield pictures(1)[0]
+                await asyncio.sleep(600)
+
+            async with AsyncClient(address) as client:
+                answers = await client.running(values(), timeout=300)
+                assert (await anext(answers)).value == 0
+                with pytest.raises(ServiceTimeoutError, match=r"stream_idle_timeout"):
+                    await anext(answers)
+
+        asyncio.run(main())
+
+
+def test_stream_whose_reader_stops_is_ended() -> None:
+    ended = threading.Event()
+
+    def many(doc: Picture) -> Iterator[Picture]:
+        try:
+            while True:
+                yield Picture(pixels=doc.pixels, label="x" * 1_000_000)
+        finally:
+            ended.set()
+
+    with serve(many, limits=Limits(stream_idle_timeout=0.3)) as server, Client(server.address) as client:
+        answers = client.many(pictures(1)[0])
+        next(answers)
+        assert ended.wait(60)
+        with pytest.raises(ServiceTimeoutError, match="idle"):
+            list(answers)
+
+
+def test_function_that_computes_for_long_is_not_idle() -> None:
+    def slow(parts: Iterator[Picture]) -> Iterator[Picture]:
+        for part in parts:
+            time.sleep(1.0)
+            yield part
+
+    with serve(slow, limits=Limits(stream_idle_timeout=0.2)) as server, Client(server.address) as client:
+        assert [doc.label for doc in client.slow(iter(pictures(2)), timeout=300)] == ["0", "1"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_of_a_refused_request_is_returned(tmp_path: Path) -> None:
+    """In a process of its own, whose memory nothing else uses."""
+    program = tmp_path / "server.py"
+    program.write_text(
+        "import sys\n"
+        "from quire.services import Limits, serve\n"
+        "from tests.services.sample_service import embed\n"
+        "with serve(embed, limits=Limits(max_request_bytes=100 << 20)) as server:\n"
+        "    print(server.address, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "QUIRE_SAFE": "0"}
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        try:
+            with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
+                method = channel.stream_stream(METHOD + "_stream")
+                with pytest.raises(grpc.RpcError):
+                    list(method(iter([encode_uint(2, 1) + encode_delimited(1, bytes(10))])))
+                before = resident_memory(process.pid)
+                with pytest.raises(grpc.RpcError, match="max_request_bytes"):
+                    list(method(split_parts(bytes(120 << 20), 4 << 20)))
+                wait_until(lambda: resident_memory(process.pid) - before < 48 << 20)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
@@ -375,12 +514,11 @@ def test_calls_wait_for_long_unary_calls(kind: str) -> None:
         assert gate.wait(200)
         return docs
 
-    limits = Limits(max_concurrency=2, max_queue=4, max_stream_wait=0)
+    limits = Limits(max_concurrency=1, max_queue=4, max_stream_wait=0)
     with (
-        run_server(kind, [hold, sample_service.running], limits) as address,
+        run_server(kind, [hold], limits) as address,
         Client(address) as client,
         grpc.insecure_channel(address) as channel,
-        open_streams(client, "running", 1),
     ):
         first = client.hold.future(pictures(1), timeout=300)
         assert begun.acquire(timeout=200)
@@ -405,20 +543,37 @@ def test_idle_streams_of_async_functions_do_not_block_each_other(kind: str) -> N
         assert len(ends) == number
 
 
-def test_async_server_reports_streams_on_every_place_as_health() -> None:
-    limits = Limits(max_concurrency=2, max_queue=0, max_stream_wait=0.1)
+def test_calls_whose_requests_do_not_arrive_are_not_waited_for() -> None:
+    """A caller who starts unary calls without sending a request holds threads of the server."""
+    limits = Limits(max_concurrency=2, max_stream_wait=0.1)
+    gate = threading.Event()
 
-    async def echo(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
-        return docs
+    def never() -> Iterator[bytes]:
+        gate.wait(100)
+        yield GOOD
 
-    with run_server("asyncio", [echo, sample_service.running], limits) as address, Client(address) as client:
-        assert client.echo(pictures(1)).label == ["0"]
-        with open_streams(client, "running", 2), grpc.insecure_channel(address) as channel:
-            with pytest.raises(ServiceLimitError, match="2 calls are running"):
-                client.echo(pictures(1), timeout=300)
-            wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
-        with grpc.insecure_channel(address) as channel:
-            wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.SERVING)
+    with (
+        serve(sample_service.embed, limits=limits) as server,
+        Client(server.address) as client,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        client.contract()
+        silent = [channel.stream_unary(METHOD).future(never()) for _ in range(2)]
+        message = "calls whose request has not arrived hold all 2 threads"
+
+        def is_refused() -> bool:
+            try:
+                client.embed(pictures(1), timeout=300)
+            except ServiceLimitError as error:
+                return message in str(error)
+            return False  # before the two calls have arrived
+
+        wait_until(is_refused)
+        wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING)
+        gate.set()
+        assert all(call.result(60) for call in silent)
+        wait_until(lambda: health_of(channel) == health_pb2.HealthCheckResponse.SERVING)
+        assert client.embed(pictures(1)).label == ["0"]
 
 
 def test_limits_reject_invalid_values() -> None:
@@ -426,3 +581,8 @@ def test_limits_reject_invalid_values() -> None:
         Limits(max_concurrency=0)
     with pytest.raises(OptionError, match="max_stream_wait=-1: use 0 or more"):
         Limits(max_stream_wait=-1)
+    with pytest.raises(OptionError, match="max_streams=0: use 1 or more"):
+        Limits(max_streams=0)
+    with pytest.raises(OptionError, match="stream_idle_timeout=0: use a positive number"):
+        Limits(stream_idle_timeout=0)
+    assert Limits(stream_idle_timeout=None).stream_idle_timeout is None

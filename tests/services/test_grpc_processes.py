@@ -30,7 +30,7 @@ def serving(*names: str, port: int = 0, options: tuple[str, ...] = ()) -> Iterat
     """Run `quire serve`, and yield the process and its address."""
     services = [f"tests.services.sample_service:{name}" for name in names]
     command = [sys.executable, "-m", "quire", "serve", *services, "--port", str(port), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
@@ -61,12 +61,12 @@ def test_serve_command_stops_after_grace() -> None:
     with serving("slow", options=("--grace", "0.3")) as (process, address), Client(address) as client:
         client.endpoints()
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(client.slow, slow_request(3))
+            running = pool.submit(client.slow, slow_request(3600))
             time.sleep(0.4)
             process.send_signal(signal.SIGTERM)
             with pytest.raises(QuireError):
                 running.result()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 1  # although the thread of the call still runs
 
 
 def test_serve_command_stops_on_ctrl_c() -> None:
@@ -78,7 +78,7 @@ def test_serve_command_stops_on_ctrl_c() -> None:
 
 def test_killed_server_fails_calls_and_idempotent_ones_are_retried() -> None:
     """Only idempotent calls are retried: how far others came is unknown."""
-    with serving("who", "slow") as (process, address), Client(address, retries=20) as client:
+    with serving("who", "slow") as (process, address), Client(address) as client:
         first = client.who(pictures(1))[0].value
         assert first == process.pid
         with ThreadPoolExecutor(1) as pool:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from quire import DocumentArray
-from quire.errors import OptionError, ServiceError, ServiceLimitError, ServiceTimeoutError
-from quire.services import AsyncClient, Client, Limits, Server, endpoint, serve, serve_async
+from quire.errors import (
+    OptionError,
+    ServiceError,
+    ServiceLimitError,
+    ServiceTimeoutError,
+    ServiceUnavailableError,
+)
+from quire.services import AsyncClient, Caller, Client, Limits, Server, _calls, endpoint, serve, serve_async
+from quire.services._calls import LoopThread
+from quire.services._client import BaseClient
 from quire.services._payloads import Payload
 from tests.services import sample_service
 from tests.services.sample_service import Picture, Score, pictures
@@ -123,6 +133,72 @@ def test_client_timeout_limits_calls_with_a_stream_of_values(server: Server) -> 
     asyncio.run(main())
 
 
+def test_timeout_of_a_stream_limits_waiting_for_the_first_value(server: Server) -> None:
+    closed = []
+
+    async def no_values() -> AsyncIterator[Picture]:
+        try:
+            await asyncio.sleep(3600)
+            yield pictures(1)[0]
+        finally:
+            closed.append(True)
+
+    async def failing_values() -> AsyncIterator[Picture]:
+        raise TimeoutError("of the values")
+        yield
+
+    async def main() -> None:
+        async with AsyncClient(server.address) as client:
+            for answers in (
+                client.running.stream(no_values(), timeout=0.1),
+                await client.running(no_values(), timeout=0.1),
+            ):
+                with pytest.raises(ServiceTimeoutError, match="no value to send in time"):
+                    await asyncio.wait_for(anext(answers), 60)
+            with pytest.raises(ServiceTimeoutError):
+                await asyncio.wait_for(client.total(no_values(), timeout=0.1), 60)
+            with pytest.raises(TimeoutError, match="of the values"):
+                await anext(client.running.stream(failing_values(), timeout=60))
+
+    asyncio.run(main())
+    assert len(closed) == 3
+
+
+def test_timeout_of_a_stream_includes_reading_the_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe_slowly(caller: Caller) -> bool:
+        if caller.endpoint == "Describe":
+            threading.Event().wait(0.3)
+        return True
+
+    timeouts: list[float] = []
+    method_of = BaseClient._method
+
+    def record_timeout(self: BaseClient, name: str, *, stream: bool = False) -> Any:
+        method = method_of(self, name, stream=stream)
+
+        def call(requests: Any, *, timeout: float, **arguments: Any) -> Any:
+            timeouts.append(timeout)
+            return method(requests, timeout=timeout, **arguments)
+
+        return call
+
+    monkeypatch.setattr(BaseClient, "_method", record_timeout)
+    with serve(sample_service.running, authorize=describe_slowly) as server:
+        with Client(server.address) as client:
+            assert [score.value for score in client.running(iter(pictures(1)), timeout=60)] == [0]
+
+        async def main() -> None:
+            async with AsyncClient(server.address) as client:
+                answers = await client.running(iter(pictures(1)), timeout=60)
+                assert [score.value async for score in answers] == [0]
+
+        asyncio.run(main())
+    assert [timeout > 59.7 for timeout in timeouts] == [
+        True,
+        False,
+    ] * 2  # of the description, and of the stream after it
+
+
 def test_stream_of_answers_outlives_the_client_timeout(server: Server) -> None:
     """A stream may be open for hours; only a timeout of its own ends it."""
     with Client(server.address) as client:
@@ -226,6 +302,80 @@ def test_stopped_server_cancels_coroutines_and_lets_them_clean_up() -> None:
         assert not any(thread.name == "quire loop" for thread in threading.enumerate())
         with pytest.raises(ServiceError):
             call.result(20)
+
+
+def run_in_threads(loop: LoopThread, *coroutines: Coroutine[Any, Any, Any]) -> list[Future[Any]]:
+    """Run coroutines on a loop, and return the futures of the threads that wait for them."""
+    pool = ThreadPoolExecutor(len(coroutines))
+    futures = [pool.submit(loop.run, coroutine) for coroutine in coroutines]
+    pool.shutdown(wait=False)
+    return futures
+
+
+def test_closed_loop_releases_threads_of_coroutines_that_ignore_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_calls, "_CANCEL_SECONDS", 0.1)
+    begun, ended = threading.Event(), threading.Event()
+
+    async def ignore_cancellation() -> None:
+        begun.set()
+        while not ended.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+
+    loop = LoopThread()
+    [waiting] = run_in_threads(loop, ignore_cancellation())
+    assert begun.wait(20)
+    loop.close()
+    with pytest.raises(ServiceUnavailableError, match="stopping"):
+        waiting.result(20)
+    assert not any(thread.name == "quire loop" for thread in threading.enumerate())
+    ended.set()
+
+
+def test_closed_loop_releases_threads_while_a_coroutine_blocks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_calls, "_CANCEL_SECONDS", 0.1)
+    begun, gate = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        begun.set()
+        gate.wait(60)
+
+    loop = LoopThread()
+    waiting = run_in_threads(loop, block(), asyncio.sleep(0), asyncio.sleep(600))
+    assert begun.wait(20)
+    loop.close()
+    errors = [future.exception(20) for future in waiting]
+    assert any(isinstance(error, ServiceUnavailableError) for error in errors)
+    gate.set()
+
+
+def test_loop_is_closed_once_and_runs_nothing_afterwards() -> None:
+    loop = LoopThread()
+    assert loop.run(asyncio.sleep(0, "result")) == "result"
+    for _ in range(3):
+        loop.close()
+        with pytest.raises(ServiceUnavailableError, match="stopping"):
+            loop.run(asyncio.sleep(0))
+    unused = LoopThread()
+    unused.close()
+    unused.close()
+
+
+def test_function_may_stop_its_own_server() -> None:
+    async def stop_async(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        servers[0].stop(grace=0)
+        return docs
+
+    @endpoint(max_batch_size=4)
+    def stop_batched(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
+        servers[0].stop(grace=0)
+        return docs
+
+    for function in (stop_async, stop_batched):
+        servers = [serve(function)]
+        with Client(servers[0].address) as client, pytest.raises(ServiceError):
+            client[function.__name__](pictures(1))
+        servers[0].stop()
 
 
 def test_async_server_decodes_large_requests_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

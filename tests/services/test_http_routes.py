@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.responses import StreamingResponse
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.services import DocumentRoute, Limits
@@ -394,6 +396,51 @@ def test_streamed_response_holds_its_place_until_it_is_sent() -> None:
             gate.set()
             assert json.loads(stream.response.read().splitlines()[-1])["text"] == "5"
         assert site.request("/size", body, Content_Type=PROTOBUF).json() == 5
+
+
+def test_limits_apply_to_requests_and_responses_that_a_route_streams_itself() -> None:
+    gate = threading.Event()
+
+    class Limited(DocumentRoute):
+        limits = Limits(max_request_bytes=2_000, max_concurrency=1, max_queue=1, max_stream_wait=0.2)
+
+    router = APIRouter(route_class=Limited)
+
+    @router.post("/read")
+    async def read(request: HttpRequest) -> int:
+        return sum([len(part) async for part in request.stream()])
+
+    @router.get("/own")
+    def own() -> StreamingResponse:
+        def lines() -> Iterator[bytes]:
+            yield b"0\n"
+            gate.wait(60)
+            yield b"1\n"
+
+        return StreamingResponse(lines())
+
+    @router.get("/silent")
+    def silent() -> Iterator[Passage]:
+        gate.wait(60)
+        yield Passage(text="first")
+
+    app = FastAPI()
+    app.include_router(router)
+    with run_app(app) as site, ThreadPoolExecutor(1) as pool:
+        assert site.request("/read", b"x" * 2_000).json() == 2_000
+        for body in (b"x" * 2_001, iter([b"x" * 1_000] * 3)):
+            headers = {"Transfer_Encoding": "chunked"} if isinstance(body, Iterator) else {}
+            assert site.request("/read", body, **headers).status == 413
+        for path in ("/own", "/silent"):  # both hold the only place, whether or not a value has been sent
+            gate.clear()
+            running = pool.submit(site.request, path, method="GET")
+            while (refused := site.request("/read", b"")).status == 200:
+                pass  # the stream has not begun
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert "open streams hold all 1 places" in refused.json()["detail"]
+            gate.set()
+            assert running.result(60).status == 200
+            assert site.request("/read", b"").status == 200
 
 
 @pytest.mark.parametrize("way", ["end", "disconnect"])

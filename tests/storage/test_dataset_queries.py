@@ -303,6 +303,19 @@ def test_filter_rejects_fields_that_the_dataset_does_not_read(folder: Path) -> N
         dataset.filter({"number": {"$big": 1}})
 
 
+def test_fields_that_were_not_read_are_errors_in_batches_and_documents(folder: Path) -> None:
+    batch = open_dataset(folder, Photo, columns=["meta.source"]).read()
+    for read in (lambda: batch["meta.tags"], lambda: batch.validity("meta.tags"), lambda: batch.meta.tags):
+        with pytest.raises(PathError, match="tags"):
+            read()
+    documents = batch.unstack()
+    for rows in (batch, documents):
+        with pytest.raises(QueryError, match="the field 'tags' of Meta was not read"):
+            rows.filter({"meta.tags": "x"})
+    with pytest.raises(QueryError, match="the field 'number' of Photo was not read"):
+        documents.filter({"number": {"$ne": 3}})
+
+
 def test_filtered_dataset_is_written_as_another(folder: Path, tmp_path: Path) -> None:
     write_dataset(open_dataset(folder, Photo).filter({"number": {"$gte": 50}}), tmp_path / "few")
     few = open_dataset(tmp_path / "few")

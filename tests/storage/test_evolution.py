@@ -14,7 +14,7 @@ import pytest
 from pydantic import AliasChoices, Field, create_model
 
 from quire import BaseDocument, DocumentArray
-from quire.errors import ShardError
+from quire.errors import QueryError, ShardError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, float32, float64, int32, uint8
 
@@ -164,6 +164,12 @@ def test_added_field_has_its_default(tmp_path: Path, kind: Any) -> None:
     assert list(open_dataset(tmp_path, only)[:].text) == ["else"] * 3
     assert len(open_dataset(tmp_path, now, where={"text": "none"})) == 3
     assert len(open_dataset(tmp_path, _class(text=(str, "other")), where={"text": "none"})) == 0
+    assert len(open_dataset(tmp_path, now, where={"maybe": None})) == 3  # also in shards without the column
+    assert len(open_dataset(tmp_path, now, where={"maybe": {"$ne": None}})) == 0
+    with pytest.raises(QueryError, match=r"^Item.text is str, and never equals NoneType None. It is never missing"):
+        open_dataset(tmp_path, now, where={"text": None})  # the default is its value
+    assert len(open_dataset(tmp_path, now, where={"text": {"$exists": False}})) == 0
+    assert len(open_dataset(tmp_path, now, where={"text": {"$ne": None}})) == 3
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

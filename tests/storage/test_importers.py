@@ -9,7 +9,7 @@ import pickle
 import shutil
 import sys
 import tarfile
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import Field
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.errors import DecodeError, OptionError, StorageError, StorageNotFoundError
 from quire.media import decode_frames
-from quire.storage import StoredDataset, import_dataset, open_dataset
+from quire.storage import StoredDataset, import_dataset, open_dataset, write_dataset
 from quire.storage.importers._unpickle import load_schema, load_value
 from quire.typing import NdArray, TorchTensor, float32, uint8
 from tests.storage.foreign.make import ROWS, row
@@ -147,6 +147,136 @@ def test_pickled_schemas_of_every_protocol_are_read(protocol: int, monkeypatch: 
     assert result._fields["x"][2].kind == "NdarrayCodec"
     assert result._fields["x"][0].arguments[0] == "f4"
     assert result._fields["y"].name == "int16"
+
+
+@pytest.mark.parametrize(("protocol", "fields_per_row"), [(0, 4), (0, 5), (1, 5), (2, 4), (2, 5), (5, 5)], ids=str)
+def test_petastorm_of_old_versions_is_imported(
+    protocol: int, fields_per_row: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of field of the datasets that old versions of Petastorm wrote, in folders for a partition key.
+
+    Texts have several widths in arrays, bytes contain zeros, arrays are empty or missing, and fields are named tuples
+    (of 4 values before `nullable` existed) in pickles of every protocol. Instead of petastorm and pyspark, classes of
+    the same names are pickled.
+    """
+    parents = ("pyspark", "pyspark.sql")
+    modules = {
+        name: ModuleType(name)
+        for name in ("petastorm", "petastorm.unischema", "petastorm.codecs", *parents, "pyspark.sql.types")
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    unischema, codecs, types = (
+        modules[name] for name in ("petastorm.unischema", "petastorm.codecs", "pyspark.sql.types")
+    )
+    names = ("name", "numpy_dtype", "shape", "codec", "nullable")[:fields_per_row]
+    tuple_type: Any = namedtuple("UnischemaField", names)  # type: ignore[misc]  # noqa: PYI024 - as petastorm's
+    tuple_type.__module__ = "petastorm.unischema"
+    unischema.UnischemaField = tuple_type  # type: ignore[attr-defined]
+    for module, name in (
+        (unischema, "Unischema"),
+        *((codecs, name) for name in ("NdarrayCodec", "ScalarCodec", "CompressedImageCodec")),
+        *((types, name) for name in ("StringType", "ShortType", "DecimalType")),
+    ):
+        setattr(module, name, type(name, (), {"__module__": module.__name__}))
+
+    def field(*values: Any) -> Any:
+        return tuple_type(*values[:fields_per_row])
+
+    def scalar(spark: str) -> Any:
+        codec = codecs.ScalarCodec()
+        codec._spark_type = getattr(types, spark)()
+        return codec
+
+    schema, image = unischema.Unischema(), codecs.CompressedImageCodec()
+    image._image_codec, image._quality = ".png", 80
+    fields = [
+        field("partition_key", np.str_, (), scalar("StringType"), False),
+        field("number", np.int64, (), codecs.ScalarCodec(), False),
+        field("small", np.int32, (), scalar("ShortType"), False),
+        field("odd", np.bool_, (), None, False),
+        field("amount", Decimal, (), scalar("DecimalType"), False),
+        field("words", np.str_, (None,), codecs.NdarrayCodec(), False),
+        field("raw", np.bytes_, (None, None), codecs.NdarrayCodec(), False),
+        field("sensor", np.str_, (1,), codecs.NdarrayCodec(), False),
+        field("matrix", np.uint16, (2, 3), codecs.NdarrayCodec(), False),
+        field("picture", np.uint8, (4, 5, 3), image, False),
+    ]
+    if fields_per_row == 5:
+        fields += [
+            field("maybe", np.str_, (None,), codecs.NdarrayCodec(), True),
+            field("never", np.uint16, (2, 3), codecs.NdarrayCodec(), True),
+            field("count", np.int32, (), codecs.ScalarCodec(), True),
+        ]
+    schema._name, schema._fields = "Old", OrderedDict((each.name, each) for each in fields)
+    source = tmp_path / "old"
+    words = [["a", "bb"], ["cccc"], [], ["é", "x", "yy"]]
+    raw = [np.array([[b"\0A", b"BB\0A"], [b"", bytes([65 + n]) * (n + 1)]]) for n in range(4)]
+    pixels = [np.full((4, 5, 3), 50 * n, np.uint8) for n in range(4)]
+    for part, rows in enumerate(([0, 1], [2, 3])):
+        columns = {
+            "number": rows,
+            "small": pa.array(rows, pa.int16()),
+            "odd": [n % 2 == 1 for n in rows],
+            "amount": pa.array([Decimal(n) / 100 for n in rows], pa.decimal128(10, 9)),
+            "words": [_npy(np.array(words[n], np.str_)) for n in rows],
+            "raw": [_npy(raw[n]) for n in rows],
+            "sensor": [_npy(np.array(["sensor" * (n + 1)])) for n in rows],
+            "matrix": [_npy(np.full((2, 3), n, np.uint16)) for n in rows],
+            "picture": [_png(pixels[n]) for n in rows],
+        }
+        if fields_per_row == 5:
+            columns |= {
+                "maybe": pa.array([None if n == 1 else _npy(np.array(words[n], np.str_)) for n in rows], pa.binary()),
+                "never": pa.array([None] * 2, pa.binary()),
+                "count": pa.array([n if n % 2 else None for n in rows], pa.int32()),
+            }
+        table = pa.table(columns)
+        (source / f"partition_key=p_{part}").mkdir(parents=True)
+        pq.write_table(table, source / f"partition_key=p_{part}" / "part-0.parquet")
+    metadata = {b"dataset-toolkit.unischema.v1": pickle.dumps(schema, protocol)}
+    pq.write_metadata(table.schema.with_metadata(metadata), source / "_common_metadata")
+    dataset = import_dataset(source, tmp_path / "made", "petastorm", allow_pickle=True)
+    rows_read = list(dataset)
+    assert [row.partition_key for row in rows_read] == ["p_0", "p_0", "p_1", "p_1"]
+    assert [(row.number, row.small, row.odd) for row in rows_read] == [(n, n, n % 2 == 1) for n in range(4)]
+    assert [row.amount for row in rows_read] == [Decimal(n) / 100 for n in range(4)]
+    assert [row.words.tolist() for row in rows_read] == words
+    assert [row.raw.tolist() for row in rows_read] == [array.tolist() for array in raw]
+    assert [row.sensor.tolist() for row in rows_read] == [["sensor" * (n + 1)] for n in range(4)]
+    assert [row.matrix.dtype for row in rows_read] == [np.uint16] * 4
+    assert all(np.array_equal(row.picture, pixels[n]) for n, row in enumerate(rows_read))
+    if fields_per_row == 5:
+        assert [None if row.maybe is None else row.maybe.tolist() for row in rows_read] == [
+            None if n == 1 else words[n] for n in range(4)
+        ]
+        assert [row.never for row in rows_read] == [None] * 4
+        assert [row.count for row in rows_read] == [None, 1, None, 3]
+
+
+def test_texts_of_several_widths_are_stacked_and_written(tmp_path: Path) -> None:
+    rows = [Words(words=np.array(["x" * (n + 1), "é"])) for n in range(3)]
+    assert DocumentArray[Words](rows).stack().words.tolist() == [["x", "é"], ["xx", "é"], ["xxx", "é"]]
+    write_dataset(rows, tmp_path / "words")
+    assert [row.words.tolist() for row in open_dataset(tmp_path / "words", Words)] == [r.words.tolist() for r in rows]
+
+
+class Words(BaseDocument):
+    words: NdArray
+
+
+def _png(pixels: np.ndarray[Any, Any]) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 # --- MDS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +33,12 @@ def server() -> Iterator[S3Server]:
 
 def rows(start: int, count: int) -> Iterator[Row]:
     return (Row(number=number, text=f"row {number}") for number in range(start, start + count))
+
+
+def keys(endpoint: str) -> dict[str, Any]:
+    """Return the storage options of the server, for another process."""
+    region = {"client_kwargs": {"region_name": "us-east-1"}}
+    return {"key": "key", "secret": "secret", "endpoint_url": endpoint, **region}
 
 
 def write(remote: RemoteOptions, start: int, count: int, **options: Any) -> None:
@@ -74,11 +82,10 @@ APPEND = """
 import sys
 from quire.files import RemoteOptions
 from quire.storage import WriteOptions
-from tests.storage.test_object_store import write
+from tests.storage.test_object_store import keys, write
 
-options = {"key": "key", "secret": "secret", "endpoint_url": sys.argv[1], "client_kwargs": {"region_name": "us-east-1"}}
 for number in range(3):
-    write(RemoteOptions(storage_options=options), int(sys.argv[2]) * 1000 + number * 10, 10, mode="append")
+    write(RemoteOptions(storage_options=keys(sys.argv[1])), int(sys.argv[2]) * 1000 + number * 10, 10, mode="append")
 """
 
 
@@ -89,3 +96,62 @@ def test_processes_append_to_one_dataset(server: S3Server) -> None:
     assert [worker.wait(150) for worker in workers] == [0, 0]
     expected = [*range(10), *range(1000, 1030), *range(2000, 2030)]
     assert read_numbers(server.options()) == expected
+
+
+# --- a writer that is killed
+
+
+def write_large(endpoint: str, mode: Any) -> None:
+    """Write 3 shards of about 18 MB, each uploaded in 3 parts."""
+    documents = (Row(number=number, text=f"row {number}".ljust(100_000)) for number in range(540))
+    options = WriteOptions(
+        remote=RemoteOptions(storage_options=keys(endpoint)), mode=mode, format="arrow", shard_bytes=18_000_000
+    )
+    write_dataset(documents, "s3://bucket/data", Row, options)
+
+
+WRITE_LARGE = """
+import sys
+from tests.storage.test_object_store import write_large
+
+write_large(sys.argv[1], "create")
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "name", "number"),
+    [
+        ("PUT", "partNumber", ".arrow", 5),  # in the middle of the second shard
+        ("POST", "uploadId", ".arrow", 2),  # when it is completed: the request arrives, and its answer is lost
+        ("PUT", "", ".jsonl", 2),  # when the first shard is added to the log
+    ],
+    ids=["part", "completion", "log"],
+)
+def test_writer_that_is_killed_is_resumed_by_writing_the_missing_shards(
+    server: S3Server, method: str, query: str, name: str, number: int
+) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITE_LARGE, server.endpoint])
+
+    def kill_writer() -> None:
+        matching = [each for each in server.seen if each[0] == method and query in each[2] and each[1].endswith(name)]
+        if len(matching) >= number:
+            writer.kill()
+
+    server.gate = kill_writer
+    assert writer.wait(150) == -signal.SIGKILL
+    server.gate = None
+    time.sleep(0.5)  # requests that had arrived before are carried out
+    shards = {path: content for path, content in server.objects.items() if path.endswith(".arrow")}
+    orphans = dict(server.uploads)
+    assert len(shards) < 3
+    server.seen.clear()
+    write_large(server.endpoint, "resume")
+    assert read_numbers(server.options()) == list(range(540))
+    after = {path: content for path, content in server.objects.items() if path.endswith(".arrow")}
+    assert len(after) == 3
+    assert shards.items() <= after.items()
+    completed = {path for kind, path, asked in server.seen if kind == "POST" and "uploadId" in asked}
+    assert completed == after.keys() - shards.keys(), "complete shards are not written again"
+    # Parts of an upload that was never completed are no object: they stay until a rule of the bucket removes them.
+    assert server.uploads == orphans
+    assert bool(orphans) == (query == "partNumber")

@@ -14,8 +14,7 @@ from quire import BaseDocument, DocumentArray
 from quire._lowlevel.addresses import drop_mapped_pages
 from quire.errors import ShardError
 from quire.storage import open_dataset, write_dataset
-from quire.storage._pages import Pages
-from quire.storage._previews import BytesPreview, ItemCount, TensorPreview
+from quire.storage._pages import BytesPreview, ItemCount, Pages, TensorPreview
 from quire.typing import NdArray
 
 pytestmark = pytest.mark.needs("pyarrow")

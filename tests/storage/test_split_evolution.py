@@ -6,8 +6,10 @@ import hashlib
 import tempfile
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from enum import Enum, IntEnum
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.array import hash_fraction
+from quire.errors import OptionError
 from quire.storage import Split, open_dataset, write_dataset
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec", "xxhash")
@@ -26,6 +29,7 @@ SECONDS = st.integers(-(2**31), 2**33)
 NUMBERS = st.integers(-(2**53), 2**53)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-999, max_value=999).map(str)
+Color = Enum("Color", {"R": "red", "G": "green", "B": "blue"})
 CHANGES: dict[str, tuple[Any, Any, Any]] = {
     "int to float": (int, float, NUMBERS),
     "int to optional int": (int, int | None, NUMBERS),
@@ -38,7 +42,17 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {
     "int to datetime": (int, datetime, SECONDS),
     "str to Decimal": (str, Decimal, DECIMALS),
     "bool to optional bool": (bool, bool | None, st.booleans()),
+    "enum to str": (Color, str, st.sampled_from(Color)),
+    "enum to an enum of another name": (
+        Color,
+        Enum("Colour", {"R": "red", "G": "green", "B": "blue"}),
+        st.sampled_from(Color),
+    ),
 }
+
+
+class Tagged(BaseDocument):
+    tags: set[str]
 
 
 @lru_cache
@@ -89,6 +103,7 @@ def test_splits_of_ints_and_text_match_earlier_versions(value: Any) -> None:
         (90, timedelta(minutes=1, seconds=30)),
         (-1, timedelta(seconds=-1)),
         (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
+        (1, IntEnum("Level", "LOW")["LOW"]),
         (3600, datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=1)))),
     ],
     ids=repr,
@@ -105,3 +120,20 @@ def test_times_that_differ_by_microseconds_have_different_hashes() -> None:
     assert hash_fraction(start.replace(tzinfo=None)) != hash_fraction(start), "a local time is not a point of time"
     assert hash_fraction(1.5) != hash_fraction(1)
     assert hash_fraction(float("nan")) == hash_fraction(float("nan"))
+
+
+@pytest.mark.parametrize(
+    "value", [{"a", "b"}, {"a": 1}, [1, 2], np.zeros(2000)], ids=lambda value: type(value).__name__
+)
+def test_values_without_a_stable_text_are_refused(value: Any) -> None:
+    with pytest.raises(OptionError, match="one plain value a row"):
+        hash_fraction(value)
+
+
+def test_arrays_and_datasets_refuse_to_split_by_sets(tmp_path: Path) -> None:
+    rows = DocumentArray[Tagged](Tagged(tags={f"tag {row}"}) for row in range(3))
+    with pytest.raises(OptionError, match="got set"):
+        rows.split(0.5, 0.5, by="tags")
+    write_dataset(rows, tmp_path / "rows")
+    with pytest.raises(OptionError, match="got set"):
+        len(open_dataset(tmp_path / "rows", Tagged, where=Split("tags", (0.5, 0.5), 0)))

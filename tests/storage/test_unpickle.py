@@ -216,3 +216,78 @@ def test_load_value_refuses_values_with_huge_numbers() -> None:
 def test_load_value_refuses_numbered_functions() -> None:
     with pytest.raises(DecodeError, match="copyreg"):
         load_value(b"\x80\x02\x82\x01.")
+
+
+def nested(pair: bytes, levels: int = 60) -> bytes:
+    """Return operations for values 0 to `levels`: each refers to the one before twice, the last has 2**levels items."""
+    doubled = (pair.replace(b"?", b"h" + bytes([level])) + b"\x94" for level in range(levels))
+    return b")\x94" + b"".join(doubled)
+
+
+TUPLES, LISTS = nested(b"??\x86"), nested(b"](??e")
+LAST = b"h\x3c"  # value 60
+
+
+@pytest.mark.parametrize("load", [load_value, load_schema])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"})" + b"\x85" * 100_000 + b"K\x01s", "nests tuples 1,001 levels deep"),
+        (b"}" + TUPLES + b"K\x01s", "items and more, which is refused"),
+        (b"\x8f(" + TUPLES + b"\x90", "items and more, which is refused"),
+        # One tuple of 8,192 items, as the key of many dicts.
+        (nested(b"??\x86", 12) + b"(" + b"}h\x0cNs" * 5_000 + b"l", "too many for its size"),
+        (TUPLES, "items and more, which is refused"),
+        (LISTS, "too many for its size"),
+        (b"](" + LISTS + b"e}" + LAST + b"a", "broken"),
+        (b"]" * 5_000 + b"a" * 4_999, "recursion"),
+        (LISTS + b"Q", r"refers to \[\[.* outside of itself"),
+        (b"00", "too few values"),
+        (b"(h\x05", "broken"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pickles_are_refused_that_repeat_nested_values(
+    load: Callable[[bytes], Any], content: bytes, message: str
+) -> None:
+    with pytest.raises(DecodeError, match=message):
+        load(b"\x80\x04" + content + b".")
+
+
+@pytest.mark.parametrize(
+    ("load", "call", "message"),
+    [
+        (load_value, named("numpy", "dtype") + LAST + b"\x85R", r"dtype \[\["),
+        (load_value, named("_codecs", "encode") + b"Va\n" + LAST + b"\x86R", r"encodes a text as \[\["),
+        (load_schema, named("pyspark.serializers", "_restore") + LAST + b"))\x87R", "broken: TypeError"),
+        (load_schema, named("copyreg", "_reconstructor") + LAST + b"NN\x87R", r"creates a \[\["),
+    ],
+    ids=["dtype", "encode", "restore", "reconstruct"],
+)
+def test_errors_show_the_beginning_of_a_nested_value(load: Callable[[bytes], Any], call: bytes, message: str) -> None:
+    """The whole text of the value would have 2**60 characters."""
+    with pytest.raises(DecodeError, match=message) as caught:
+        load(b"\x80\x04" + LISTS + b"0" + call + b".")
+    assert len(str(caught.value)) < 500
+
+
+def test_load_schema_refuses_repeated_copies() -> None:
+    pairs = b"\x80\x04]\x94(" + b"K\x01K\x02\x86" * 10_000 + b"e0"  # value 0
+    calls = named("collections", "OrderedDict") + b"\x94(" + b"h\x01h\x00\x85R" * 5_000 + b"l."
+    with pytest.raises(DecodeError, match="too many for its size"):
+        load_schema(pairs + calls)
+
+
+def test_pickled_state_changes_no_type_and_no_arguments() -> None:
+    field = named("petastorm.unischema", "UnischemaField") + b"Va\n\x85R" + b"}Varguments\nNsb."
+    stand_in = load_schema(field)
+    assert (stand_in.kind, stand_in.arguments) == ("UnischemaField", ("a",))
+    with pytest.raises(DecodeError, match="changes a type, which is refused"):
+        load_schema(named("numpy", "float32") + b"}Vname\nVobject\nsb.")
+
+
+def test_values_that_share_tuples_are_read() -> None:
+    box = (1, 2, (3, "four"))
+    value = {"boxes": [box] * 1_000, "keys": {box: box}, box: {box, (box, box)}}
+    for protocol in range(6):
+        assert load_value(pickle.dumps(value, protocol)) == value

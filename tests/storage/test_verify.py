@@ -13,17 +13,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray
 from quire._lowlevel import addresses
 from quire.data import StreamingDataset
-from quire.errors import EncodeError, OptionError, ShardError, StorageError
+from quire.errors import DecodeError, EncodeError, OptionError, ShardError, StorageError
 from quire.files import open_folder
 from quire.files._folder import LocalFolder
 from quire.storage import (
@@ -45,6 +48,7 @@ from quire.storage._block_table import (
     checksum,
     find_table,
     parse_table,
+    read_footer_blocks,
     read_from,
     read_message_layout,
 )
@@ -768,6 +772,40 @@ def test_message_layout_matches_the_buffers_of_arrow() -> None:
         offset, size = layout.buffers[number]
         assert layout.metadata_bytes + offset == buffer.address - message.address
         assert size <= buffer.size
+
+
+def arrow_file(rows: list[int]) -> tuple[bytes, int, list[pa.RecordBatch]]:
+    """Return an Arrow file, the offset of its footer, and its record batches."""
+    batches = [pa.record_batch({"a": list(range(n)), "b": [f"text {i}" for i in range(n)]}) for n in rows]
+    sink = pa.BufferOutputStream()
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    with pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch.cast(schema))
+    content = sink.getvalue().to_pybytes()
+    return content, len(content) - 10 - int.from_bytes(content[-10:-6], "little"), batches
+
+
+@given(st.lists(st.integers(1, 30), max_size=8))
+def test_footer_blocks_are_the_messages_of_arrow(rows: list[int]) -> None:
+    content, start, batches = arrow_file(rows)
+    places = read_footer_blocks(content[start:], start)
+    messages = [pa.ipc.read_message(content[first:last]) for first, last in places]
+    schema = pa.ipc.open_file(content).schema
+    assert [pa.ipc.read_record_batch(message, schema).to_pydict() for message in messages] == [
+        batch.to_pydict() for batch in batches
+    ]
+
+
+@given(st.data())
+def test_damaged_footer_gives_blocks_of_the_file_or_an_error(data: st.DataObject) -> None:
+    content, start, _ = arrow_file([3, 5])
+    footer = bytearray(content[start:])
+    at = data.draw(st.integers(0, len(footer) - 8))
+    footer[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
+    with suppress(DecodeError):
+        for first, last in read_footer_blocks(bytes(footer), start):
+            assert 0 <= first <= last <= start
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])

@@ -28,6 +28,7 @@ from quire.storage._where import (
     _may_match,
     _save_rows,
     matching_rows,
+    rows_of_shard,
 )
 from quire.typing import ImageUrl
 from tests.storage.bitrot import flip_byte
@@ -213,6 +214,22 @@ def test_values_stored_in_order_have_bounds(path: str, value: Any, is_ordered: b
     assert [bound[0] for bound in _bounds(query, Layout(schema))] == [path] * is_ordered
 
 
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"number": {"$in": [1, 7]}}, [("number", "$in", [1, 7])]),
+        ({"number": {"$gt": 1, "$lte": 7}}, [("number", "$gt", [1]), ("number", "$lte", [7])]),
+        ({"words": "a", "number": 1, "file": "b", "flag": True}, [("number", "$in", [1]), ("flag", "$in", [True])]),
+        ({"level": "aa"}, [("level", "$in", ["aa", "HIGH", "aa", "HIGH"])]),
+        ({"level": {"$gt": "aa"}}, []),  # names, which earlier files have, are in another order
+        ({"level": {"$gt": "m"}}, []),  # no member
+    ],
+)
+def test_bounds_have_all_forms_of_the_values(query: Any, expected: list[Any]) -> None:
+    schema = Fact.document_schema()
+    assert _bounds(compile_filter(query, schema), Layout(schema)) == expected
+
+
 # --- results in the cache
 
 
@@ -288,6 +305,7 @@ def rows_of(dataset: StoredDataset[Any], where: Any) -> list[int]:
         ({"many.size": {"$gt": 34}}, [35, 37, 39]),
         ({"extra.key": 5}, [5, 15, 25, 35]),
         ({"number": -1}, []),
+        ({"level": {"$gt": "m"}}, list(range(40))),
         (Split("text", (1.0,), 0), list(range(40))),
         (Split("text", (0.0, 1.0), 0), []),
         (Split("number", (0.3, 0.7), 0), [number for number in range(40) if hash_fraction(number) < 0.3]),
@@ -299,6 +317,47 @@ def test_matching_rows_are_numbered_across_shards(folder: Path, query: Any, expe
     assert len(dataset.shards) == 3
     for _ in range(2):
         assert rows_of(dataset, query) == expected
+
+
+@pytest.mark.parametrize(
+    "candidates", [[], [0], [14, 15, 16, 17], [16], [39], list(range(0, 40, 7)), list(range(40))], ids=repr
+)
+@pytest.mark.parametrize(
+    "query", [{"number": {"$gte": 15}}, lambda document: document.number % 2 == 0], ids=["query", "function"]
+)
+def test_matching_rows_are_some_of_the_candidates(folder: Path, candidates: list[int], query: Any) -> None:
+    dataset = open_dataset(folder, Fact)
+    reader, rows = dataset._row_reader.shard_reader, np.array(candidates, np.int64)
+    matches = matching_rows(reader, dataset.shards, query, rows=rows)
+    expected = {fact.number for fact in DocumentArray[Fact](FACTS).filter(query)}
+    assert matches.tolist() == [number for number in candidates if number in expected]
+
+
+def test_rows_of_each_shard_are_numbered_from_its_start() -> None:
+    shards: list[Any] = [SimpleNamespace(rows=count) for count in (15, 2, 23)]
+    rows = np.array([0, 14, 15, 20, 39])
+    parts: list[Any] = [rows_of_shard(rows, start, shard) for start, shard in zip((0, 15, 17), shards, strict=True)]
+    assert [part.tolist() for part in parts] == [[0, 14], [0], [3, 22]]
+    assert rows_of_shard(None, 15, shards[1]) is None
+
+
+def test_row_groups_that_cannot_match_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_dataset(FACTS, tmp_path, Fact, format="parquet", group_bytes=300)
+    sizes: list[int] = []
+    read = where_module.read_columns
+
+    def counted(*arguments: Any) -> Any:
+        for numbers, columns in read(*arguments):
+            sizes.append(len(numbers))
+            yield numbers, columns
+
+    monkeypatch.setattr(where_module, "read_columns", counted)
+    dataset = open_dataset(tmp_path, Fact)
+    assert rows_of(dataset, {"number": 39}) == [39]
+    assert sum(sizes) < 10
+    sizes.clear()
+    assert rows_of(dataset, {"extra.key": 9}) == [9, 19, 29, 39]
+    assert sum(sizes) == 40
 
 
 @pytest.mark.parametrize("query", [{"inner.size": {"$gt": 3}}, Split("inner.size", (0.5, 0.5), 0)], ids=repr)

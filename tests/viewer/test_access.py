@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,6 +68,41 @@ def test_invalid_cookies_are_unauthorized(client: Client, cookie: str) -> None:
 def test_malformed_cookies_of_other_applications_keep_the_session(client: Client, other: str) -> None:
     for cookie in (f"{other}; {client.cookie}", f"{client.cookie}; {other}", f"{other};{client.cookie};{other}"):
         assert Client(client.viewer, cookie).get("/api/dataset").status == 200
+
+
+def send_headers(viewer: Viewer, headers: list[tuple[str, str]]) -> int:
+    """Send a request with exactly these headers, of which several may have the same name, and return the status."""
+    with closing(http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=60)) as connection:
+        connection.putrequest("GET", "/api/dataset", skip_host=True, skip_accept_encoding=True)
+        for name, value in headers:
+            connection.putheader(name, value)
+        connection.endheaders()
+        return connection.getresponse().status
+
+
+def test_session_is_found_among_duplicate_quoted_and_split_cookies(client: Client) -> None:
+    name, _, session = client.cookie.partition("=")
+    host = ("Host", f"127.0.0.1:{client.viewer.port}")
+    stale = f"{name}=stale"
+    for cookies in (
+        [client.cookie, stale],
+        [stale, client.cookie],
+        [f'{name}="{session}"'],
+        [f" {name} = {session} "],
+        ["a=b", client.cookie, "c=d"],
+    ):
+        assert send_headers(client.viewer, [host, ("Cookie", "; ".join(cookies))]) == 200
+        assert send_headers(client.viewer, [host, *(("Cookie", cookie) for cookie in cookies)]) == 200
+    for cookie in (f'{name}="{session}', f"{name}={session}{session}", f"x{client.cookie}", f'{name}=""', session):
+        assert send_headers(client.viewer, [host, ("Cookie", cookie)]) == 401
+
+
+def test_every_host_header_must_be_accepted(client: Client) -> None:
+    own, other = ("Host", f"127.0.0.1:{client.viewer.port}"), ("Host", "evil.example")
+    cookie = ("Cookie", client.cookie)
+    assert send_headers(client.viewer, [own, cookie]) == 200
+    for headers in ([other, own], [own, other], [other], []):
+        assert send_headers(client.viewer, [*headers, cookie]) in (400, 421)  # some HTTP parsers refuse it themselves
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:80", ""])

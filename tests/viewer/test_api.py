@@ -147,7 +147,7 @@ BAD = {
     "score ! 1": "'!' is not closed or has no meaning",
     'caption ~ "open': "is not closed",
     "(score > 1": "')' is missing",
-    "score > 1 score < 2": "join them by and, or or",
+    "score > 1 score < 2": "join conditions with `and` or `or`",
     "score beside 1": "is not an operator",
     "and": "must come before 'and'",
     "kind = moon": "Known: hill, lake, town",

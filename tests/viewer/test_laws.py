@@ -63,7 +63,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 NUMBERS = st.one_of(st.integers(-2, 8), st.sampled_from([-1.0, 2.0]))
-PARTS = NUMBERS | st.sampled_from([0.5, float("inf"), float("nan")])
+PARTS = NUMBERS | st.sampled_from([0.5, float("inf")])  # queries reject NaN, which has no order
 ORDERED = st.sampled_from(["$eq", "$ne", "$lt", "$lte", "$gt", "$gte"])
 CONDITIONS = st.one_of(
     st.builds(lambda name, value: {"number": {name: value}}, ORDERED, NUMBERS),

@@ -33,6 +33,10 @@ which is safe because it replaces exactly the range that the object itself has m
 ranges of mapped files. They change how fast pages come and go, never their content: all of these mappings are shared
 with their file, for which `MADV_DONTNEED` drops only this process's view. Replacement: no advice.
 
+**Free memory** (`allocator.return_free_memory`). glibc keeps memory that was freed, in each of its arenas.
+`malloc_trim` returns whole free pages to the system, and does not move or change anything in use. Replacement: the
+memory stays with the process.
+
 **Forks** (`forks`). `fork` copies one thread and all memory, including locks that other threads hold. `ForkSafeLock`
 replaces such locks in the child; `no_fork` lets forks wait; `at_fork` registers the hooks of quire. A lock is replaced
 only if the forking thread does not hold it, and only in the child, where no other thread exists yet. The state that it

@@ -132,7 +132,14 @@ class RawMemory:
         longest, total = int(sizes.max()), int(sizes.sum())
         lead = np.maximum(longest - room, 0)
         if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (before >= lead).all():
-            return _cut(self.fetch(addresses - lead, longest), lead, sizes, total)
+            rows = self.fetch(addresses - lead, longest)
+            if total == rows.size:
+                return rows.tobytes()
+            columns = np.arange(longest)
+            kept = columns < (lead + sizes)[:, None]
+            if lead.any():
+                kept &= columns >= lead[:, None]
+            return rows[kept].tobytes()
         starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
         view = _view()
         return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
@@ -149,17 +156,6 @@ class RawMemory:
         ranges = zip((addresses - _LOWEST).tolist(), sizes.tolist(), places.tolist(), strict=True)
         for source, size, place in ranges:
             output[place : place + size] = view[source : source + size]
-
-
-def _cut(rows: NDArray[np.uint8], lead: NDArray[np.int64], sizes: NDArray[np.int64], total: int) -> bytes:
-    """Return `sizes` bytes of each row, after the first `lead` bytes."""
-    if total == rows.size:
-        return rows.tobytes()
-    columns = np.arange(rows.shape[1])
-    kept = columns < (lead + sizes)[:, None]
-    if lead.any():
-        kept &= columns >= lead[:, None]
-    return rows[kept].tobytes()
 
 
 class CheckedMemory(RawMemory):

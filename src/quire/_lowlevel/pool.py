@@ -180,6 +180,7 @@ def _give_back(loan: _Loan, is_finalizing: Callable[[], bool] = sys.is_finalizin
 
 class _Placement(threading.local):
     take: Callable[[int], NDArray[np.uint8]] | None = None
+    only_results: bool = False
 
 
 take_from_pool = MemoryPool().take
@@ -187,17 +188,24 @@ take_from_pool = MemoryPool().take
 _placement = _Placement()
 
 
-def take_buffer(size: int) -> NDArray[np.uint8]:
-    """Return an uninitialised array of bytes from the pool of the process; in `place_buffers`, from elsewhere."""
+def take_buffer(size: int, *, is_result: bool = False) -> NDArray[np.uint8]:
+    """Return an uninitialised array of bytes from the pool of the process; in `place_buffers`, from elsewhere.
+
+    A result is memory that only the batch will refer to.
+    """
     take = _placement.take
-    return take_from_pool(size) if take is None else take(size)
+    return take_from_pool(size) if take is None or (_placement.only_results and not is_result) else take(size)
 
 
 @contextmanager
-def place_buffers(take: Callable[[int], NDArray[np.uint8]]) -> Iterator[None]:
-    """Let `take_buffer` return arrays of a function in this thread, for instance in pinned memory."""
-    before, _placement.take = _placement.take, take
+def place_buffers(take: Callable[[int], NDArray[np.uint8]], *, only_results: bool = False) -> Iterator[None]:
+    """Let `take_buffer` return arrays of a function in this thread, for instance in pinned memory.
+
+    With `only_results`, only those for results: readers of shards that are not mapped may keep what they gather.
+    """
+    before = _placement.take, _placement.only_results
+    _placement.take, _placement.only_results = take, only_results
     try:
         yield
     finally:
-        _placement.take = before
+        _placement.take, _placement.only_results = before

@@ -20,7 +20,7 @@ from quire._equality import equal_values
 from quire._parametrize import ParametrizedMeta
 from quire.array import _parallel
 from quire.array._array_io import ArrayIO
-from quire.array._find import Metric, explain_vector_field, find_nearest
+from quire.array._find import FieldNames, Metric, explain_vector_field, find_nearest, vector_field
 from quire.array._insert import IdIndex, admit
 from quire.array._positions import (
     batches,
@@ -36,10 +36,19 @@ from quire.codec import Reading
 from quire.columns import ShapePolicy
 from quire.display import GALLERY, facts_table, print_facts, render_rows_html
 from quire.document import BaseDocument
-from quire.errors import ColumnError, DocumentTypeError, PathError, QueryError, SchemaError, did_you_mean
+from quire.errors import (
+    ColumnError,
+    DocumentTypeError,
+    OptionError,
+    PathError,
+    QueryError,
+    SchemaError,
+    did_you_mean,
+    reject_unknown_options,
+)
 from quire.files import Patterns, Source, find_files, sample_paths
-from quire.schema import Field, FieldKind, FieldPath, Schema, parse_path
-from quire.tensors import describe, framework_of
+from quire.schema import Field, FieldKind, FieldPath, Schema, find_main_text, parse_path
+from quire.tensors import TensorType, describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +76,8 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
 
     # _ids: the index of unique ids, or None if ids may repeat. _positions: positions by id for `by_id`, or None until
     # they are needed. _declared: the class name in bytes whose class is not loaded.
-    __slots__ = ("_declared", "_documents", "_ids", "_positions")
+    # _framework: the one that `stack` converts to by default.
+    __slots__ = ("_declared", "_documents", "_framework", "_ids", "_positions")
     __hash__ = None  # type: ignore[assignment]
     document_type: ClassVar[type[Any]] = BaseDocument
 
@@ -75,19 +85,31 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
     _ids: IdIndex | None
     _positions: dict[Any, int] | None
 
-    def __init__(self, documents: Iterable[DocT | Mapping[str, Any]] = (), *, unique_ids: bool = False) -> None:
+    def __init__(
+        self,
+        documents: Iterable[DocT | Mapping[str, Any]] = (),
+        *,
+        unique_ids: bool = False,
+        tensor_type: type[Any] | None = None,
+    ) -> None:
         """Make an array of documents, or of mappings that become documents.
 
         With `unique_ids`, adding a document whose id is taken raises DuplicateIdError. Setting `doc.id` of a document
-        that is in the array is not checked.
+        that is in the array is not checked. `tensor_type`, such as `TorchTensor`, is the default of `stack`.
         """
         self._restore(admit(type(self), documents), unique_ids=unique_ids)
+        object.__setattr__(self, "_framework", name_framework(None, tensor_type))
         if self._ids is not None:
             self._ids.check(self._documents)
 
     @classmethod
     def _bind(cls, parameter: Any) -> dict[str, Any]:
         return bind(cls, parameter)
+
+    @classmethod
+    def _base_for(cls, parameter: Any) -> type[Any]:
+        """Return the class that arrays of a document class derive from; a document class may add methods to them."""
+        return getattr(parameter, "__quire_array__", None) or cls if cls is DocumentArray else cls
 
     @classmethod
     def _trusted(cls, documents: list[Any]) -> Self:
@@ -98,13 +120,16 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
 
     def _restore(self, documents: list[Any], *, unique_ids: bool) -> None:
         ids = IdIndex() if unique_ids else None
-        for name, value in (("_documents", documents), ("_positions", None), ("_ids", ids), ("_declared", None)):
+        # `array.name = values` sets a column, so attributes of the array itself are set past `__setattr__`.
+        values = {"_documents": documents, "_positions": None, "_ids": ids, "_declared": None, "_framework": None}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _like(self, documents: list[DocT]) -> Self:
         """Make an array of the same class, with the attributes that a subclass adds."""
         array = type(self)._trusted(documents)
         object.__setattr__(array, "_declared", self._declared)
+        object.__setattr__(array, "_framework", self._framework)
         if type(self).__dictoffset__:
             array.__dict__.update(self.__dict__)
         return array
@@ -244,6 +269,16 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
     def __copy__(self) -> Self:
         return self.copy()
 
+    def __contains__(self, value: object) -> bool:
+        """Return whether a document is equal to a value: a document, or the main text of one (`'a cat' in texts`)."""
+        if isinstance(value, str) and not any(find_main_text(tp) for tp in {type(item) for item in self._documents}):
+            if not self._documents:
+                return False
+            raise QueryError(
+                f"{self!r} holds documents, never the text {value!r}. For an id, write {value!r} in docs.id."
+            )
+        return any(document is value or document == value for document in self._documents)
+
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other) if isinstance(other, DocumentArray) else NotImplemented
 
@@ -260,6 +295,11 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         try:
             return self[name]
         except PathError:
+            if not self._documents and self.document_type is BaseDocument:
+                raise PathError(
+                    f"{type(self).__name__}: an array without a type and without documents has no column {name!r}. "
+                    "Make it with its type: DocumentArray[Student]()."
+                ) from None
             check_method_typo(type(self), self._schema, name)
             raise
 
@@ -311,15 +351,20 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
     def _forget_positions(self) -> None:
         object.__setattr__(self, "_positions", None)
 
-    def stack(self, framework: str | None = None, *, shapes: ShapePolicy = "error") -> DocumentBatch[DocT]:
+    @reject_unknown_options
+    def stack(
+        self, framework: str | None = None, *, shapes: ShapePolicy = "error", tensor_type: type[Any] | None = None
+    ) -> DocumentBatch[DocT]:
         """Return the documents as columns. The documents are not changed.
 
         `framework` converts every tensor and number column; by default tensor columns keep their framework and numbers
         become numpy. `shapes` is the policy for tensors of mixed shapes: 'error', 'pad' (with a mask) or 'ragged'.
+        `tensor_type=TorchTensor` is the same as `framework='torch'`.
         """
         from quire.array._batch import DocumentBatch
 
         batch_type: type[DocumentBatch[DocT]] = DocumentBatch[self._common_type()]  # type: ignore[assignment,misc]
+        framework = name_framework(framework, tensor_type) or self._framework
         return batch_type(self._documents, framework=framework, shapes=shapes)
 
     # --- orders and parts
@@ -340,6 +385,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         return cls._trusted([document_type() for _ in range(size)])
 
     @classmethod
+    @reject_unknown_options
     def from_files(  # noqa: PLR0913
         cls,
         patterns: Patterns,
@@ -367,6 +413,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         paths = sample_paths(paths, size, sampling_rate, seed)
         return documents_of_files(cls, paths, read_mode=read_mode, to_dataturi=to_dataturi)  # type: ignore[return-value]
 
+    @reject_unknown_options
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[Self]:
@@ -386,6 +433,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         """Return an array of n different documents, or of a fraction of them, chosen at random, in random order."""
         return self[sample_positions(len(self), n, fraction, seed)]
 
+    @reject_unknown_options
     def split(self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None) -> list[Self]:
         """Split into arrays by fractions that add up to 1, or by counts that add up to the length.
 
@@ -421,14 +469,29 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         schema = None if self._common_type() is BaseDocument else self._schema
         return self._like(list(filter(compile_filter(query, schema), self._documents)))
 
-    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+    def find(
+        self,
+        query: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
+    ) -> Found[DocT]:
         """Find the nearest documents to a vector, or to a document; exact. Documents without a vector are left out."""
-        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+        return self.find_batch([query], field, metric=metric, limit=limit, **names)[0]
 
     def find_batch(
-        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+        self,
+        queries: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest documents to each of many vectors, or documents."""
+        field = vector_field(field, names)
         with explain_vector_field():
             values = self[field]
         rows = np.array([row for row, vector in enumerate(values) if vector is not None], np.int64)
@@ -525,7 +588,8 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         return html(type(self).__name__, self._schema, self._documents[:GALLERY], len(self))
 
     def __getstate__(self) -> tuple[list[DocT], bool, dict[str, Any]]:
-        return self._documents, self._ids is not None, getattr(self, "__dict__", {})
+        framework = {} if self._framework is None else {"_framework": self._framework}
+        return self._documents, self._ids is not None, {**getattr(self, "__dict__", {}), **framework}
 
     def __setstate__(self, state: tuple[list[DocT], bool, dict[str, Any]]) -> None:
         self._restore(state[0], unique_ids=state[1])
@@ -599,6 +663,17 @@ def bind(array_type: type[Any], parameter: object) -> dict[str, Any]:
         hint = " Give the class, not a document." if isinstance(parameter, BaseDocument) else ""
         raise SchemaError(f"{array_type.__name__}[...] takes a document class, got {parameter!r}.{hint}")
     return {"document_type": parameter}
+
+
+def name_framework(framework: str | None, tensor_type: type[Any] | None) -> str | None:
+    """Return the framework that was passed by name, or as a tensor type; None if by neither, or as `AnyTensor`."""
+    if tensor_type is None:
+        return framework
+    if framework is not None:
+        raise OptionError(f"framework={framework!r} and tensor_type=...: two names of one option. Pass one of them.")
+    if not isinstance(tensor_type, TensorType):
+        raise OptionError(f"tensor_type is a tensor type, such as TorchTensor, got {describe(tensor_type)}.")
+    return None if tensor_type.framework is None else tensor_type.framework.name
 
 
 def resolve_annotation(array_type: type[Any], source: object) -> type[Any]:
@@ -683,7 +758,13 @@ class NestedColumn(Sequence[Any]):
 
 
 def _get_column(rows: DocumentArray[Any] | NestedColumn, path: FieldPath) -> Any:
-    """Return the values at a path: a list, or for nested documents an array, or a `NestedColumn` if some are None."""
+    """Return the values at a path: a list, or for nested documents an array, or a `NestedColumn` if some are None.
+
+    After a field of dicts, the path goes on with their keys; where a dict does not have a key, the value is None.
+    """
+    depth = _dict_depth(rows._schema, path)
+    if depth < len(path):
+        return [_read_keys(value, path[depth:]) for value in _get_column(rows, path[:depth])]
     fields = rows._schema.resolve(path)
     if not fields:
         return rows
@@ -703,6 +784,29 @@ def _get_column(rows: DocumentArray[Any] | NestedColumn, path: FieldPath) -> Any
         else:
             column = NestedColumn(field, nested)
     return column if len(path) == 1 else _get_column(column, path[1:])
+
+
+def _dict_depth(schema: Schema, path: FieldPath) -> int:
+    """Return how many names of a path are fields if a field of dicts comes before its end; else all of them."""
+    for depth, name in enumerate(path):
+        field = schema.by_name.get(name)
+        if field is None:
+            break
+        if field.kind is FieldKind.DICT:
+            return depth + 1
+        if field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+            break
+        schema = field.document_type.document_schema()
+    return len(path)
+
+
+def _read_keys(value: Any, keys: FieldPath) -> Any:
+    """Return the value at keys in nested dicts, or those of each item of a list."""
+    if isinstance(value, list):
+        return [_read_keys(item, keys) for item in value]
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _read_field(item: Any, name: str) -> Any:
@@ -765,6 +869,9 @@ def _plan_assignment(item: Any, path: FieldPath, value: Any, where: str) -> Iter
 
 def _to_list(values: Any, where: str, leaf: Field | None = None) -> list[Any]:
     framework = framework_of(values)
+    if framework is not None and framework.is_sparse(values) and hasattr(values, "tocsr"):
+        rows = values.tocsr()  # the form of scipy that has rows
+        return [rows[index] for index in range(rows.shape[0])]
     if framework is not None and framework.shape(values) and not framework.is_sparse(values):
         if leaf is not None and leaf.kind in (FieldKind.SCALAR, FieldKind.TEXT, FieldKind.BYTES):
             plain: list[Any] = framework.to_numpy(values).tolist()

@@ -31,8 +31,9 @@ from quire.codec import (
     to_csv,
     to_ndjson,
 )
+from quire.display import track
 from quire.document import BaseDocument
-from quire.errors import EncodeError
+from quire.errors import EncodeError, reject_unknown_options
 from quire.files import Source, Target
 from quire.schema import Schema
 
@@ -109,6 +110,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         """Decode the text of `to_base64`."""
         return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
 
+    @reject_unknown_options
     def save_binary(
         self,
         file: Target,
@@ -124,6 +126,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         )
 
     @classmethod
+    @reject_unknown_options
     def save_binary_stream(
         cls,
         documents: Iterable[DocT],
@@ -150,6 +153,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         streaming: Literal[False] = False,
         rows: RowSelection | None = None,
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Self: ...
     @overload
@@ -162,6 +166,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         streaming: Literal[True],
         rows: None = None,
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Iterator[DocT]: ...
     @classmethod
@@ -173,12 +178,14 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         streaming: bool = False,
         rows: RowSelection | None = None,
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Self | Iterator[DocT]:
         """Read the documents in a file: all, those at some positions (`rows`), or an iterator (`streaming`)."""
         if streaming:
-            return _serialization.iterate_documents(cls, file, protocol, compress, reading)
-        return _serialization.load_array(cls, file, protocol, compress, rows, reading)
+            documents = _serialization.iterate_documents(cls, file, protocol, compress, reading)
+            return track(documents, "loading", show=show_progress) if show_progress else documents
+        return _serialization.load_array(cls, file, protocol, compress, rows, reading, show_progress=show_progress)
 
     # --- remote addresses
 
@@ -207,11 +214,13 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
 
     # --- text and tables
 
+    @reject_unknown_options
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
         """Encode the documents as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
         return codec.rows_to_json(self._documents, indent, tensors)
 
     @classmethod
+    @reject_unknown_options
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid") -> Self:
         """Parse a JSON list of documents: the text itself, not the path of a file.
 
@@ -226,6 +235,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         return [codec.to_dict(document) for document in self._documents]
 
     @classmethod
+    @reject_unknown_options
     def from_dict(cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid") -> Self:
         """Make documents from mappings of fields; `extra` as of `BaseDocument.from_json`."""
         document_type = require_document_type(cls, "from_dict()")
@@ -235,11 +245,13 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
     def to_ndjson(self, file: None = None, *, tensors: TensorForm = "lists") -> str: ...
     @overload
     def to_ndjson(self, file: TextTarget, *, tensors: TensorForm = "lists") -> None: ...
+    @reject_unknown_options
     def to_ndjson(self, file: TextTarget | None = None, *, tensors: TensorForm = "lists") -> str | None:
         """Write a line of JSON for each document: to a path, atomically, to a file, or as the returned text."""
         return to_ndjson(self._documents, file, tensors)
 
     @classmethod
+    @reject_unknown_options
     def from_ndjson(
         cls, source: TextSource | None = None, *, text: str | bytes | None = None, extra: Extra = "forbid"
     ) -> Self:
@@ -268,6 +280,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         dialect: str | type[csv.Dialect] = "excel",
         encoding: str = "utf-8",
     ) -> None: ...
+    @reject_unknown_options
     def to_csv(
         self,
         file: TextTarget | None = None,
@@ -284,6 +297,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         return to_csv(self._table_schema("to_csv()"), self._documents, file, options)
 
     @classmethod
+    @reject_unknown_options
     def from_csv(
         cls,
         source: TextSource | None = None,
@@ -334,6 +348,7 @@ class ArrayIO(Generic[DocT], metaclass=ParametrizedMeta):
         return make_dataframe(parts, len(self._documents), find_present_documents(schema, self._documents))
 
     @classmethod
+    @reject_unknown_options
     def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore") -> Self:
         """Read documents from the rows of a data frame; unknown columns are ignored, or errors (`extra='forbid'`)."""
         return cls._trusted(documents_from_frame(require_document_type(cls, "from_dataframe()"), frame, extra))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,15 +14,15 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self, Unpack
 
-from quire import codec
+from quire import _class_registry, codec
 from quire._equality import equal_values
 from quire._extra_fields import Extra
 from quire._parametrize import ParametrizedMeta
 from quire._protocols import is_document_type
 from quire.array import _parallel, _serialization
-from quire.array._array import DocumentArray, Found, bind, check_method_typo, html, resolve_annotation
+from quire.array._array import DocumentArray, Found, bind, check_method_typo, html, name_framework, resolve_annotation
 from quire.array._dataframe import columns_from_frame
-from quire.array._find import Metric, explain_vector_field, find_nearest
+from quire.array._find import FieldNames, Metric, explain_vector_field, find_nearest, vector_field
 from quire.array._insert import admit
 from quire.array._positions import (
     batches,
@@ -37,14 +38,17 @@ from quire.array._query import compile_filter
 from quire.array._serialization import Pulling, Pushing, Url, require_document_type
 from quire.array._torch_interop import columns_to_tensordict, jagged_tensor, values_from_tensordict
 from quire.codec import (
+    CsvOptions,
     Reading,
     TensorForm,
+    TextTarget,
     check_json,
     find_present_columns,
     flatten_columns,
     make_dataframe,
     rows_from_dict,
     rows_from_json,
+    to_csv,
 )
 from quire.columns import (
     Column,
@@ -69,7 +73,7 @@ from quire.columns import (
     tensor_paths,
     wrap_rows,
 )
-from quire.display import GALLERY, facts_table, print_facts
+from quire.display import GALLERY, facts_table, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import (
     ColumnError,
@@ -79,10 +83,19 @@ from quire.errors import (
     PathError,
     QueryError,
     did_you_mean,
+    reject_unknown_options,
 )
 from quire.files import Source, Target
 from quire.schema import Schema, join_path, parse_path
-from quire.tensors import Framework, Tensor, describe, dtype_name, framework_of, get_framework, to_framework
+from quire.tensors import (
+    Framework,
+    Tensor,
+    describe,
+    dtype_name,
+    framework_of,
+    get_framework,
+    to_framework,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,9 +147,15 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         cls._pytrees = 0  # each class is registered on its own
 
     def __init__(
-        self, documents: Iterable[DocT] = (), *, framework: str | None = None, shapes: ShapePolicy = "error"
+        self,
+        documents: Iterable[DocT] = (),
+        *,
+        framework: str | None = None,
+        shapes: ShapePolicy = "error",
+        tensor_type: type[Any] | None = None,
     ) -> None:
         """Stack documents; see `DocumentArray.stack`."""
+        framework = name_framework(framework, tensor_type)
         rows = admit(type(self), documents)
         self._set(stack(self.document_type.document_schema(), rows, StackOptions(framework, shapes)))
 
@@ -194,6 +213,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return self
 
     def _set(self, columns: Columns, guard: Guard | None = None) -> None:
+        # `batch.name = values` sets a column, so attributes of the batch itself are set past `__setattr__`.
         object.__setattr__(self, "_columns", columns)
         object.__setattr__(self, "_guard", guard)
         if type(self)._pytrees != EVERY_PYTREE:
@@ -248,8 +268,17 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
     def take(self, indices: Any) -> Self:
         """Return the rows at these positions, copied: an int, a slice, a list, an array or a mask."""
         columns = self._columns
-        return self._derive(columns.take(resolve_positions(indices, columns.length)))
+        rows = resolve_index(indices, columns.length)
+        if type(rows) is not np.ndarray:
+            rows = resolve_positions(rows, columns.length)
+        # A training loop may take rows for every step, when caches are cold, so this calls few functions. The class is
+        # registered as a pytree already, with the libraries of the same tensors.
+        batch = object.__new__(type(self))
+        object.__setattr__(batch, "_columns", columns.take(rows))
+        object.__setattr__(batch, "_guard", self._guard)
+        return batch
 
+    @reject_unknown_options
     def batch(
         self, batch_size: int, *, shuffle: bool = False, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[Self]:
@@ -264,6 +293,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Return n different rows, or a fraction of them, chosen at random, in random order."""
         return self.take(sample_positions(len(self), n, fraction, seed))
 
+    @reject_unknown_options
     def split(self, *parts: float, by: str | None = None, shuffle: bool = False, seed: int | None = None) -> list[Self]:
         """Split the rows, which are copied, by fractions or by counts; see `DocumentArray.split`."""
         rows = split_positions(len(self), parts, by, self._values_at, shuffle=shuffle, seed=seed)
@@ -295,15 +325,29 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         schema = None if self._columns.schema.document_type is BaseDocument else self._columns.schema
         return self.take(compile_filter(query, schema).rows(self._columns))
 
-    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+    def find(
+        self,
+        query: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
+    ) -> Found[DocT]:
         """Find the nearest rows to a vector, or to a document by its own field; exact."""
-        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+        return self.find_batch([query], field, metric=metric, limit=limit, **names)[0]
 
     def find_batch(
-        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+        self,
+        queries: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out."""
-        results = self._find_rows(queries, field, metric, limit)
+        results = self._find_rows(queries, vector_field(field, names), metric, limit)
         return [Found(self.take(nearest).unstack(), scores) for nearest, scores in results]
 
     def _find_rows(
@@ -370,8 +414,39 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
             )
         self[name] = values
 
-    def __setitem__(self, path: str, values: Any) -> None:
-        """Set a column by path. The values are validated first."""
+    def __setitem__(self, key: Any, values: Any) -> None:
+        """Set a column by path, or rows: a document by position, or documents by slice, list, mask or tensor.
+
+        The values are validated first. Columns are replaced: tensors that were read from the batch before, and slices
+        of it, keep their rows.
+        """
+        if isinstance(key, str):
+            self._set_path(key, values)
+        else:
+            self._set_rows(resolve_index(key, len(self)), values)
+
+    def _set_rows(self, rows: int | slice | NDArray[np.int64], values: Any) -> None:
+        columns = self._columns
+        documents = admit(type(self), [values] if isinstance(rows, int) else values)
+        positions = resolve_positions(rows, len(columns))
+        if len(positions) != len(documents):
+            raise ColumnError(f"{type(self).__name__}: {len(positions)} rows, but {len(documents)} documents.")
+        if columns.schema is not self.document_type.document_schema():
+            raise ColumnError(
+                f"{type(self).__name__}: only some fields were read, and rows can be set with all of them."
+            )
+        incoming = stack(columns.schema, documents, StackOptions(shapes="ragged"))
+        incoming = _convert_frameworks(incoming, columns)
+        # Row i of the result is row i of the batch, or one of the incoming rows, which follow those of the batch.
+        order = np.arange(len(columns))
+        order[positions] = len(columns) + np.arange(len(documents))
+        replaced = concat_columns([columns, incoming]).take(order)
+        # In place, because the batch of a nested field shares its columns with the batch that it belongs to.
+        for column in replaced.columns.values():
+            columns.set_column(column)
+        columns.validity, columns.extra_states = replaced.validity, replaced.extra_states
+
+    def _set_path(self, path: str, values: Any) -> None:
         *parents, name = parse_path(path) or ("",)
         columns = self._columns
         columns.schema.resolve((*parents, name))
@@ -680,6 +755,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Decode the text of `to_base64`."""
         return cls.from_bytes(codec.from_base64(data), protocol, compress, **reading)
 
+    @reject_unknown_options
     def save_binary(
         self,
         file: Target,
@@ -703,6 +779,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         compress: str | None = None,
         *,
         streaming: Literal[False] = False,
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Self: ...
     @overload
@@ -714,6 +791,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         compress: str | None = None,
         *,
         streaming: Literal[True],
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Iterator[Self]: ...
     @classmethod
@@ -724,12 +802,45 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         compress: str | None = None,
         *,
         streaming: bool = False,
+        show_progress: bool | None = None,
         **reading: Unpack[Reading],
     ) -> Self | Iterator[Self]:
         """Read the rows in a file: all as one batch, or a batch for each block of the file (`streaming`)."""
         if streaming:
-            return _serialization.iterate_batches(cls, file, protocol, compress, reading)
-        return _serialization.load_batch(cls, file, protocol, compress, reading)
+            batches = _serialization.iterate_batches(cls, file, protocol, compress, reading)
+            return track(batches, "loading", show=show_progress, size=len) if show_progress else batches
+        return _serialization.load_batch(cls, file, protocol, compress, reading, show_progress=show_progress)
+
+    @overload
+    def to_csv(
+        self,
+        file: None = None,
+        *,
+        delimiter: str | None = None,
+        dialect: str | type[csv.Dialect] = "excel",
+        encoding: str = "utf-8",
+    ) -> str: ...
+    @overload
+    def to_csv(
+        self,
+        file: TextTarget,
+        *,
+        delimiter: str | None = None,
+        dialect: str | type[csv.Dialect] = "excel",
+        encoding: str = "utf-8",
+    ) -> None: ...
+    @reject_unknown_options
+    def to_csv(
+        self,
+        file: TextTarget | None = None,
+        *,
+        delimiter: str | None = None,
+        dialect: str | type[csv.Dialect] = "excel",
+        encoding: str = "utf-8",
+    ) -> str | None:
+        """Write a table with a row for each document; see `DocumentArray.to_csv`."""
+        options = CsvOptions(delimiter, dialect, encoding)
+        return to_csv(self._columns.schema, self._columns.documents(), file, options)
 
     def push(self, url: Url, **how: Unpack[Pushing]) -> None:
         """Write the rows to an address; blocks are encoded while others are sent. See `DocumentArray.push`."""
@@ -771,11 +882,13 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
 
     # --- text and tables
 
+    @reject_unknown_options
     def to_json(self, *, indent: int | None = None, tensors: TensorForm = "lists") -> str:
         """Encode the rows as a JSON list; tensors as nested lists, or as 'base64' of their bytes."""
         return self.unstack().to_json(indent=indent, tensors=tensors)
 
     @classmethod
+    @reject_unknown_options
     def from_json(cls, text: str | bytes, *, extra: Extra = "forbid", shapes: ShapePolicy = "error") -> Self:
         """Parse a JSON list of rows: the text itself, not the path of a file.
 
@@ -790,6 +903,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return self.unstack().to_dict()
 
     @classmethod
+    @reject_unknown_options
     def from_dict(
         cls, rows: Iterable[Mapping[str, Any]], *, extra: Extra = "forbid", shapes: ShapePolicy = "error"
     ) -> Self:
@@ -801,6 +915,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         return make_dataframe(flatten_columns(self._columns), len(self), find_present_columns(self._columns))
 
     @classmethod
+    @reject_unknown_options
     def from_dataframe(cls, frame: Any, *, extra: Extra = "ignore", shapes: ShapePolicy = "error") -> Self:
         """Make a batch from the rows of a data frame; unknown columns are ignored, or errors (`extra='forbid'`)."""
         document_type = require_document_type(cls, "from_dataframe()")
@@ -892,6 +1007,13 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         )
 
 
+def _make_decoded_batch(document_type: type[Any], documents: list[Any]) -> DocumentBatch[Any]:
+    return DocumentBatch[document_type](documents)  # type: ignore[valid-type]
+
+
+_class_registry.provide("batch", _make_decoded_batch)
+
+
 class BatchList:
     """The arrays in a column: a batch of all their documents (`flat`), and where each row begins and ends (`offsets`).
 
@@ -956,8 +1078,25 @@ def find_column(columns: Columns, path: str) -> Column:
     for depth, name in enumerate(parts[1:], start=1):
         if not column.children:
             raise PathError(f"{join_path(parts[:depth])!r} is held as objects, so {path!r} is not a column.")
-        column = column.children[0].columns[name]
+        inner = column.children[0].columns
+        if name not in inner:  # the schema has all fields of a nested class, of which a dataset may read some
+            read = ", ".join(inner)
+            raise PathError(f"{path!r} was not read: of {join_path(parts[:depth])!r}, the batch has {read}.")
+        column = inner[name]
     return column
+
+
+def _convert_frameworks(incoming: Columns, columns: Columns) -> Columns:
+    """Convert the tensors and numbers of incoming rows to the frameworks that the columns of a batch have."""
+    targets = iter([leaf.framework if isinstance(leaf, TensorColumn) else None for leaf in columns.leaves()])
+
+    def convert(leaf: Column) -> Column:
+        target = next(targets)
+        if target is None or not isinstance(leaf, TensorColumn) or leaf.framework is target:
+            return leaf
+        return leaf.map_tensors(lambda _, data: (target, to_framework(data, target)))
+
+    return incoming.map_leaves(convert)
 
 
 def reads_as_none(batch: DocumentBatch[Any], column: Column, path: str) -> bool:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
 from quire._protocols import is_document_type
-from quire.errors import PathError, QueryError, TensorError, did_you_mean
+from quire.array._positions import whole_number
+from quire.errors import OptionError, PathError, QueryError, TensorError, check_options, did_you_mean
 from quire.schema import parse_path
 from quire.tensors import framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Metric = Literal["cosine", "dot", "euclidean"]
+Metric = Literal["cosine", "dot", "euclidean", "cosine_sim", "euclidean_dist"]
+_OLD_METRICS: dict[str, Metric] = {"cosine_sim": "cosine", "euclidean_dist": "euclidean"}
+"""The names of DocArray for metrics with the same scores."""
 _BLOCK = 256
 """Queries that are compared with all rows at once."""
+
+
+class FieldNames(TypedDict, total=False):
+    """The names of `field` in versions of DocArray, which every `find` takes as well."""
+
+    embedding_field: str
+    search_field: str
+
+
+def vector_field(field: str, names: FieldNames) -> str:
+    """Return the field to search, which was passed as `field` or under one of its old names."""
+    check_options("find", names, ["field", "metric", "limit", *FieldNames.__annotations__])
+    if len(names) > (field == "embedding"):
+        raise OptionError(f"{' and '.join(names)}: other names of field. Pass one of them.")
+    return next(iter(names.values()), field)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -39,11 +57,15 @@ def find_nearest(
     whose field is the vector. Scores are similarities for 'cosine' and 'dot' (larger is nearer) and distances for
     'euclidean' (smaller is nearer).
     """
+    metric = _OLD_METRICS.get(metric, metric)
     if metric not in ("cosine", "dot", "euclidean"):
         raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), ('cosine', 'dot', 'euclidean'))}")
+    limit = whole_number("limit", limit)
     if limit < 0:
         raise QueryError(f"limit={limit}: it cannot be negative.")
     targets = _query_matrix(queries, field)
+    if np.isnan(targets).any():
+        raise QueryError("the queries have NaN in their vectors, which is near to nothing.")
     matrix = _to_matrix(vectors, field) if len(rows) else targets[:0]
     if len(matrix) and len(targets) and matrix.shape[1] != targets.shape[1]:
         raise QueryError(f"the queries have {targets.shape[1]} dimensions, the documents {matrix.shape[1]}.")
@@ -63,7 +85,7 @@ def merge_nearest(
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the best of the rows that `find_nearest` found in several blocks, which are in the order of the rows."""
     rows, scores = (np.concatenate(values) for values in zip(*parts, strict=True))
-    order = _select_best(scores, limit, smallest=metric == "euclidean")
+    order = _select_best(scores, limit, smallest=_OLD_METRICS.get(metric, metric) == "euclidean")
     return rows[order], scores[order]
 
 
@@ -81,7 +103,7 @@ def _query_vector(query: Any, field: str) -> Any:
     for name in parse_path(field):
         value = getattr(value, "__dict__", {}).get(name)
     if value is None:
-        raise QueryError(f"the {type(query).__name__} that is asked for has no {field!r}.")
+        raise QueryError(f"the query is a {type(query).__name__} without a value for {field!r}.")
     return value
 
 
@@ -121,12 +143,14 @@ def _compute_scores(rows: NDArray[Any], block: NDArray[Any], metric: Metric) -> 
 
 def _normalize(vectors: NDArray[Any]) -> NDArray[Any]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    # Zero vectors stay zero. Those with NaN stay NaN, so that they sort last: a 0 would be before negative scores.
+    unit: NDArray[Any] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths != 0)
     return unit
 
 
 def _select_best(scores: NDArray[Any], limit: int, *, smallest: bool) -> NDArray[np.int64]:
     """Return the positions of the best scores, best first."""
+    # `partition` finds the limit-th best score in linear time; only the candidates are sorted.
     keys = scores if smallest else -scores
     keys = np.where(np.isnan(keys), np.inf, keys)  # NaN sorts last
     limit = min(limit, len(keys))

@@ -6,12 +6,13 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.errors import OptionError, RowIndexError
-from quire.tensors import framework_of
+from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -192,11 +193,12 @@ def split_positions(
         if len(numbers) != length:
             raise OptionError(f"by={by!r}: a field with one value per row is needed.")
         return [np.flatnonzero(numbers == number) for number in range(len(parts))]
-    if not parts or any(part < 0 for part in parts):
+    if not parts or not all(isinstance(part, (int, float, np.number)) for part in parts) or min(parts) < 0:
         raise OptionError(f"{parts!r} is not a split: pass fractions, as in split(0.8, 0.2), or counts.")
     if all(isinstance(part, int) for part in parts) and sum(parts) == length:
         ends = np.cumsum(parts)
     elif abs(sum(parts) - 1) < 1e-9:
+        # The ends are rounded, not the sizes of the parts, which would not add up to the length.
         ends = np.round(np.cumsum(parts) * length).astype(np.int64)
     else:
         raise OptionError(
@@ -211,7 +213,8 @@ def split_positions(
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """Raise an error unless the fractions add up to 1."""
-    if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+    is_number = all(isinstance(part, (int, float, np.number)) for part in fractions)
+    if not fractions or not is_number or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
         raise OptionError(f"the parts of this split are fractions that add up to 1, got {tuple(fractions)!r}.")
 
 
@@ -227,6 +230,7 @@ def check_hash_seed(seed: int | None) -> int | None:
 
 def hash_parts(values: Iterable[Any], fractions: Sequence[float], seed: int | None) -> NDArray[np.int64]:
     """Return the number of the part that each value belongs to."""
+    # Without the last bound, which may be rounded to less than 1: what is above all others belongs to the last part.
     hashes = np.fromiter((hash_fraction(value, seed) for value in values), np.float64)
     return np.searchsorted(np.cumsum(fractions[:-1]), hashes, side="right").astype(np.int64)
 
@@ -244,10 +248,16 @@ def _canonical_bytes(value: Any) -> bytes:
     """Return the bytes that are hashed: the same for all types that a stored value can be read as.
 
     A dataset may read `int` as `float`, as `timedelta` or as `datetime`, `str` as `bytes` and as `Decimal`, and back.
-    Whole numbers are therefore written like ints, durations and times as seconds, and bytes as they are.
+    Whole numbers are therefore written like ints, durations and times as seconds, and bytes as they are. A member of
+    an enum is hashed as its value, like the text or number that it is stored as.
     """
+    if isinstance(value, Enum):
+        value = value.value
     if isinstance(value, bytes):
         return value
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        # The text of a set depends on the process, that of a dict on its order, and that of a tensor is shortened.
+        raise OptionError(f"rows are split and sampled by one plain value a row, such as an id, got {describe(value)}.")
     if isinstance(value, timedelta):
         value = _seconds(value)
     elif isinstance(value, datetime) and value.tzinfo is not None:

@@ -20,7 +20,7 @@ from quire.columns import (
     Columns,
     columns_from_key,
     join_tensors,
-    lose_values,
+    mark_lost,
     split_tensors,
     structure_key,
     tensor_paths,
@@ -76,7 +76,7 @@ def unflatten_batch(batch_type: type[Any], structure: BatchStructure, leaves: It
     leaves, columns = list(leaves), structure.columns
     traced = any(map(_is_traced, set(map(type, leaves))))
     if traced:
-        columns = lose_values(columns)
+        columns = mark_lost(columns)
     batch = object.__new__(batch_type)
     object.__setattr__(batch, "_columns", join_tensors(columns, iter(leaves), traced=traced))
     object.__setattr__(batch, "_guard", structure.guard)
@@ -159,6 +159,7 @@ def _register_with_torch(batch_type: type[Any]) -> bool:
         pairs, structure = flatten_with_paths(batch)
         return [(pytree.MappingKey(path), leaf) for path, leaf in pairs], structure
 
+    # `torch.export.save` writes structures as JSON: the key, from which columns without texts and ids are made.
     def load(dumped: Any) -> BatchStructure:
         guard, key = dumped
         columns = columns_from_key(batch_type.document_type.document_schema(), key)
@@ -179,7 +180,7 @@ def _register_with_torch(batch_type: type[Any]) -> bool:
 
 def _register_with_jax(batch_type: type[Any]) -> bool:
     if not hasattr(sys.modules["jax"], "Array"):
-        return False
+        return False  # its import has not finished
     from jax import tree_util  # noqa: PLC0415 - only where jax is loaded
 
     unflatten, flatten_with_paths = _functions(batch_type)
@@ -206,5 +207,6 @@ def _register_with_optree(batch_type: type[Any]) -> bool:
     return True
 
 
+# Registered functions refer to no batch, so that registries keep classes alive, but no data.
 _OF_FRAMEWORK = {"torch": TORCH | OPTREE, "jax": JAX | OPTREE}
 _REGISTER = {TORCH: _register_with_torch, JAX: _register_with_jax, OPTREE: _register_with_optree}

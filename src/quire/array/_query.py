@@ -6,19 +6,22 @@ None.
 
 The values of a query are converted to the form in which documents hold the field's values: a value that the field can
 hold, or its text in JSON (a date as '2024-05-01', a UUID, a Decimal, a path). An enum field takes members, values and,
-unless a member has that value, names. None stands for a missing value, and every field takes it. A value or operator
-that can never match a field is an error.
+unless a member has that value, names. None stands for a missing value, or for an element of a list. A value or operator
+that can never match a field is an error, and so is None where a value is never missing. `$exists`, and None after `$ne`
+and `$nin`, are valid for every field: their result is right, also if it is every document or none.
 
 A compiled query decides about documents, or about the rows of columns at once; both agree.
 """
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import Enum
@@ -36,7 +39,7 @@ from quire.array._regex import compile_regex
 from quire.columns import Column, Columns, DocumentColumn, ObjectColumn, ScalarColumn
 from quire.document import BaseDocument
 from quire.errors import PathError, QueryError, did_you_mean
-from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
+from quire.schema import Field, FieldKind, FieldPath, Schema, find_main_text, join_path, parse_path
 from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
@@ -55,6 +58,9 @@ def compile_filter(query: Any, schema: Schema | None) -> Query:
         return query
     if callable(query):
         return Query(_Function(query), is_function=True)
+    if isinstance(query, str):
+        with suppress(ValueError):  # the error about text that is not JSON is that about other types
+            query = json.loads(query)
     return Query(_compile(query, schema, 0))
 
 
@@ -164,6 +170,9 @@ class _All(Node):
             yield from part.conditions()
 
 
+# `_Any` and `_Not` have no conditions: if one of several parts holds, or a part does not, nothing follows for a row.
+
+
 @dataclass(frozen=True)
 class _Any(Node):
     parts: tuple[Node, ...]
@@ -217,6 +226,8 @@ class _Condition(Node):
         return _matches(value, self.path, self._holds)
 
     def _holds(self, value: Any) -> bool:
+        # As in MongoDB, `{'$gt': 1, '$lt': 5}` on a list means one element between 1 and 5, and not one above 1 and
+        # another below 5. So the tests of elements are collected, and applied together.
         elements = []
         is_list = isinstance(value, LISTS) or hasattr(type(value), "_trusted")
         for test in self.tests:
@@ -227,6 +238,8 @@ class _Condition(Node):
         return not elements or any(all(holds(item) for holds in elements) for item in value)
 
     def mask(self, columns: Columns) -> NDArray[np.bool_]:
+        # By the fastest way that gives the results of `test`: numbers as an array, texts by one search for a pattern,
+        # else value by value.
         column, present, below = _locate(columns, self.path)
         result = self._compare_numbers(column) if isinstance(column, ScalarColumn) else None
         if result is None:
@@ -275,6 +288,8 @@ ORDERED: dict[str, Callable[[Any, Any], Any]] = {
 
 def _are_plain(field: Field, values: list[Any]) -> bool:
     """Return whether numpy compares the numbers exactly as Python does."""
+    # numpy converts both sides to one dtype first. From 2**53 on, whole numbers are rounded when they become float64,
+    # and Python compares an int with a float exactly.
     if field.type is float:
         return all(type(item) in (int, float) and abs(item) < 1 << 53 for item in values)
     return all(type(item) is field.type and -(1 << 63) <= item < 1 << 63 for item in values)
@@ -313,6 +328,11 @@ def _child(value: Any, name: str) -> Any:
     content = getattr(value, "__dict__", {})
     if name in content:
         return content[name]
+    if name in getattr(type(value), "model_fields", ()):
+        raise QueryError(
+            f"the field {name!r} of {type(value).__name__} was not read, so that a query cannot compare it. Add it to "
+            "columns= of the dataset."
+        )
     return (getattr(value, "__pydantic_extra__", None) or {}).get(name)
 
 
@@ -334,8 +354,10 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
     if not isinstance(key, str):
         raise QueryError(f"the keys of a filter are paths and operators, got {key!r}.")
     if key in ("$and", "$or", "$nor"):
+        if isinstance(value, Mapping):  # each of its entries, as in DocArray
+            value = [{name: condition} for name, condition in value.items()]
         if not isinstance(value, (list, tuple)):
-            raise QueryError(f"{key} takes a list of filters.")
+            raise QueryError(f"{key} takes a list of filters, or a dict of conditions.")
         parts = tuple(_compile(part, schema, depth + 1) for part in value)
         if key == "$and":
             return _All(parts)
@@ -345,6 +367,8 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
     if key.startswith("$"):
         raise QueryError(f"{key!r} is not an operator here. {did_you_mean(key, ('$and', '$or', '$nor', '$not'))}")
     path = parse_path(key)
+    if schema is not None and "__" in key and len(path) == 1 and key not in schema.by_name:
+        path = parse_path(key.replace("__", "."))  # the paths of DocArray; no field has this name
     field = None if schema is None else find_field(schema, path)
     where = key if schema is None else f"{schema.name}.{key}"
     return _Target(path, field, where).compile(value, depth)
@@ -353,47 +377,40 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
 def find_field(schema: Schema, path: FieldPath) -> Field | None:
     """Return the field at the end of a path; None if the schema does not have it: in untyped dicts and extra values.
 
-    A path that the schema does not have is a PathError.
+    It is nullable if the path may lead to no value: through an optional document, a dict, or a union. A path that the
+    schema does not have is a PathError.
     """
-    fields: list[Field] = []
-    for depth in range(len(path)):
-        if not depth:  # the schema itself, which may have fewer fields than its class
-            below = _fields_of(schema, path[0])
-            if below is None:
-                return None
-            fields = below or list(schema.resolve(path)[:1])
-            continue
-        matches: list[Field] = []
-        for field in fields:
-            below = _fields_below(field, path[depth])
-            if below is None:
-                return None
-            matches += below
-        if not matches:
-            _raise_no_field(schema, path, depth, fields)
-        fields = matches
-    if not fields:
+    if not path:
         raise QueryError("the empty path is the whole document: name a field of it.")
-    return fields[0] if len(fields) == 1 else Field(path[-1], FieldKind.UNION, Any, nullable=True, items=tuple(fields))
+    below = _fields_of(schema, path[0])  # of the schema itself, which may have fewer fields than its class
+    if below is None:
+        return None
+    field = below[0] if below else schema.resolve(path)[0]
+    for depth, name in enumerate(path[1:], 1):
+        below = _fields_below(field, name)
+        if below is None:
+            return None
+        if not below:
+            _raise_no_field(schema, path, depth, field)
+        nullable = any(member.nullable for member in below)
+        field = below[0] if len(below) == 1 else Field(name, FieldKind.UNION, Any, nullable, items=tuple(below))
+    return field
 
 
 def _fields_below(field: Field, name: str) -> list[Field] | None:
     """Return the fields of a name in the values of a field; None if the values may have any."""
+    may_be_missing = field.nullable or field.kind is FieldKind.DICT
     if field.kind is FieldKind.DICT:
-        return [field.items[1]] if len(field.items) == 2 else None
-    if field.kind in (FieldKind.LIST, FieldKind.UNION) and field.items:
-        matches: list[Field] = []
-        for item in field.items:
-            below = _fields_below(item, name)
-            if below is None:
-                return None
-            matches += below
-        return matches
-    if field.kind in (FieldKind.ANY, FieldKind.LIST):
-        return None
-    if field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
-        return []
-    return _fields_of(field.document_type.document_schema(), name)
+        below = [field.items[1]] if len(field.items) == 2 else None
+    elif field.kind in (FieldKind.LIST, FieldKind.UNION) and field.items:
+        parts = [_fields_below(item, name) for item in field.items]
+        may_be_missing = may_be_missing or not all(parts)  # some members have the field, others do not
+        below = None if None in parts else [member for part in parts for member in part or ()]
+    elif field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+        below = _fields_of(field.document_type.document_schema(), name)
+    else:
+        below = None if field.kind in (FieldKind.ANY, FieldKind.LIST) else []
+    return [replace(member, nullable=True) for member in below] if below and may_be_missing else below
 
 
 def _fields_of(schema: Schema, name: str) -> list[Field] | None:
@@ -401,17 +418,19 @@ def _fields_of(schema: Schema, name: str) -> list[Field] | None:
     if schema.document_type is BaseDocument or schema.is_open:
         return None
     inner = schema.by_name.get(name)
-    if inner is None and schema.document_type.model_config.get("extra") == "allow":
-        return None
-    return [] if inner is None else [inner]
+    if inner is None:
+        return None if schema.document_type.model_config.get("extra") == "allow" else []
+    info = schema.document_type.model_fields[name]
+    # Pydantic does not validate defaults, so that `size: int = None` holds None.
+    return [replace(inner, nullable=True)] if not inner.required and info.default is None else [inner]
 
 
-def _raise_no_field(schema: Schema, path: FieldPath, depth: int, fields: list[Field]) -> None:
-    names = {name for field in fields for name in _names_below(field)}
-    if not names or fields[0].kind not in (FieldKind.LIST, FieldKind.UNION):
+def _raise_no_field(schema: Schema, path: FieldPath, depth: int, field: Field) -> None:
+    names = _names_below(field)
+    if not names or field.kind not in (FieldKind.LIST, FieldKind.UNION):
         schema.resolve(path)  # raises an error with the nearest fields
     raise PathError(
-        f"{schema.name}.{join_path(path[:depth])} is {fields[0]}, and has no field {path[depth]!r}. "
+        f"{schema.name}.{join_path(path[:depth])} is {field}, and has no field {path[depth]!r}. "
         f"{did_you_mean(path[depth], sorted(names))}"
     )
 
@@ -449,25 +468,38 @@ _MEANT = {
 
 @dataclass(frozen=True)
 class _Target:
-    """A path of a query, and its field if the schema has it."""
+    """A path of a query, and its field if the schema has it.
+
+    A path to documents that stand for a text, as `Text`, compares that text if the query has one.
+    """
 
     path: FieldPath
     field: Field | None
     where: str
+    takes_none: bool = False
+    """Whether None is valid for every field: after `$ne`, where it is no mistake, but asks for rows with a value."""
 
     def compile(self, value: Any, depth: int) -> Node:
         """Compile a value that the path must equal, or a dict of operators that must all hold."""
         if depth > _DEEPEST:
             raise QueryError(f"the query is nested more than {_DEEPEST} levels deep.")
         if not self._has_operators(value):
+            if isinstance(value, str) and (main := self._main_text()) is not None:
+                return main.compile(value, depth)
             return _Condition(self.path, (self._equal([value]),))
+        of_text = {name: argument for name, argument in value.items() if self._is_about_text(name, argument)}
+        main = self._main_text() if of_text else None
+        if main is not None:
+            rest = {name: argument for name, argument in value.items() if name not in of_text}
+            node = main.compile(of_text, depth)
+            return _All((node, self.compile(rest, depth))) if rest else node
         tests: list[_Test] = []
         negated: list[Node] = []
         for name, argument in value.items():
             if name == "$not":
                 negated.append(self.compile(argument, depth + 1))
             elif name in _OPPOSITES:
-                negated.append(self.compile({_OPPOSITES[name]: argument}, depth + 1))
+                negated.append(replace(self, takes_none=True).compile({_OPPOSITES[name]: argument}, depth + 1))
             elif name == "$exists" and not self._is_true(argument):
                 negated.append(self.compile({"$exists": True}, depth + 1))
             else:
@@ -476,6 +508,23 @@ class _Target:
         if tests:
             parts.append(_Condition(self.path, tuple(tests)))
         return parts[0] if len(parts) == 1 else _All(tuple(parts))
+
+    def _main_text(self) -> _Target | None:
+        """Return the target of the text that documents of the field stand for, as that of `Text`; None for others."""
+        if self.field is None or self.field.kind not in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+            return None
+        document_type = self.field.document_type
+        name = find_main_text(document_type)
+        if name is None:
+            return None
+        return _Target((*self.path, name), document_type.document_schema().by_name[name], f"{self.where}.{name}")
+
+    @staticmethod
+    def _is_about_text(name: str, argument: Any) -> bool:
+        """Return whether an operator compares with texts."""
+        if name in ("$in", "$nin"):
+            return isinstance(argument, LISTS) and bool(argument) and all(isinstance(item, str) for item in argument)
+        return name not in ("$not", "$exists", "$size") and isinstance(argument, str)
 
     def _has_operators(self, value: Any) -> bool:
         """Return whether a value is a dict of operators, and not a dict to compare with."""
@@ -542,12 +591,12 @@ class _Target:
 
     def _forms(self, value: Any, forms: Callable[[Field, Any], list[Any]], verb: str) -> list[Any]:
         """Convert a value of the query to the form in which the field holds it."""
-        if self.field is None:
+        if self.field is None or (self.takes_none and value is None):
             return [value.item() if isinstance(value, np.generic) else value]
         try:
             return forms(self.field, value)
         except MismatchError as error:
-            hint = f" {error}" if str(error) else ""
+            hint = f" {error}".replace("<path>", join_path(self.path)) if str(error) else ""
             raise QueryError(f"{self.where} is {self.field}, and {verb} {describe(value)}.{hint}") from None
 
     def _regex(self, pattern: Any) -> _Test:
@@ -617,16 +666,22 @@ def _has_length(value: Any, size: int) -> bool:
 
 
 class MismatchError(Exception):
-    """Raised for a value that never matches a field; the message is a hint, or empty."""
+    """Raised for a value that never matches a field; the message is a hint, with '<path>' for the path, or empty."""
 
 
 def equal_forms(field: Field, value: Any) -> list[Any]:
     """Return the values of a field that equal a value of a query; several if a union leaves the type open."""
     value = _plain(value)
     if value is None:
+        if not _takes_none(field):
+            raise MismatchError(
+                f"It is never missing: leave the condition out, or declare it as '{field} | None' if it may be."
+            )
         return [None]
-    if field.choices:
-        _check_choice(field, value)
+    if field.choices:  # of a Literal; for an enum, members and values both count
+        known = [getattr(choice, "value", choice) for choice in field.choices]
+        if value not in field.choices and value not in known:
+            raise MismatchError(did_you_mean(str(value), map(str, known)))
     return _EQUAL[field.kind](field, value)
 
 
@@ -636,6 +691,8 @@ def ordered_forms(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case
     if value is None:
         raise MismatchError("None has no order: use $exists.")
     kind, tp = field.kind, field.type
+    if isinstance(value, (float, Decimal)) and value != value:
+        raise MismatchError("NaN has no order.")
     if kind is FieldKind.SCALAR and tp is not complex:
         return [_check(value, isinstance(value, Real), _number_hint(value))]
     if kind is FieldKind.DATETIME and type(value) is date:
@@ -648,8 +705,10 @@ def ordered_forms(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case
         return [_check(value, isinstance(value, Number) or framework_of(value) is not None)]
     if kind is FieldKind.LIST and isinstance(value, LISTS):
         raise MismatchError("Lists have no order: compare their elements.")
-    if kind in (FieldKind.UNION, FieldKind.LIST) and field.items:
+    if kind is FieldKind.UNION and field.items:
         return _of_any(field.items, value, ordered_forms)
+    if kind is FieldKind.LIST and field.items:
+        return _of_elements(field, value, ordered_forms)
     if kind in (FieldKind.ANY, FieldKind.LIST):
         return [value]
     if kind in _WITHOUT_ORDER or (kind is FieldKind.SCALAR and tp is complex):
@@ -659,8 +718,10 @@ def ordered_forms(field: Field, value: Any) -> list[Any]:  # noqa: C901 - a case
 
 def has_text(field: Field) -> bool:
     """Whether a field may hold text for `$regex` to search."""
-    if field.kind in (FieldKind.LIST, FieldKind.UNION) and field.items:
+    if field.kind is FieldKind.UNION and field.items:
         return any(map(has_text, field.items))
+    if field.kind is FieldKind.LIST and field.items:
+        return any(map(has_text, _single_elements(field)))
     if field.kind is FieldKind.ENUM:
         return any(isinstance(member.value, str) for member in field.type)
     return field.kind in (FieldKind.TEXT, FieldKind.PATH, FieldKind.ANY, FieldKind.UNION, FieldKind.LIST)
@@ -682,7 +743,7 @@ def is_whole(field: Field | None, value: Any) -> bool:
         except MismatchError:
             return False  # [1, 2] is an element of list[list[int]]
         return True
-    return value is None or isinstance(value, LISTS) or is_array_type(type(value))
+    return isinstance(value, LISTS) or is_array_type(type(value))
 
 
 _WITHOUT_ORDER = (FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.DICT)
@@ -692,17 +753,25 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def _takes_none(field: Field) -> bool:
+    """Return whether the value of a field, or an element of its lists, may be None."""
+    if field.nullable or None in field.choices:
+        return True
+    if field.kind is FieldKind.LIST:
+        single = _single_elements(field)
+        return not field.items or any(item.nullable for item in field.items) or any(map(_takes_none, single))
+    if field.kind is FieldKind.UNION:
+        return any(map(_takes_none, field.items))
+    if field.kind is FieldKind.ANY:
+        with suppress(MismatchError):
+            return bool(_equal_any(field, None))
+    return False
+
+
 def _check(value: Any, holds: bool, hint: str = "") -> Any:  # noqa: FBT001 - a condition
     if not holds:
         raise MismatchError(hint)
     return value
-
-
-def _check_choice(field: Field, value: Any) -> None:
-    """Reject values that a Literal does not list; for an enum, members and values both count."""
-    known = [getattr(choice, "value", choice) for choice in field.choices]
-    if value not in field.choices and value not in known:
-        raise MismatchError(did_you_mean(str(value), map(str, known)))
 
 
 def _equal_scalar(field: Field, value: Any) -> list[Any]:
@@ -814,10 +883,6 @@ def _equal_decimal(_: Field, value: Any) -> list[Any]:
     return [_check(value, isinstance(value, (int, Decimal)))]
 
 
-def _equal_path(field: Field, value: Any) -> list[Any]:
-    return [field.type(_check(value, isinstance(value, (str, PurePath))))]
-
-
 def _equal_tensor(field: Field, value: Any) -> list[Any]:
     framework = framework_of(value)
     expected = getattr(field.type, "_framework_name", None)
@@ -829,14 +894,14 @@ def _equal_tensor(field: Field, value: Any) -> list[Any]:
 
 
 def _equal_document(field: Field, value: Any) -> list[Any]:
-    hint = f"Compare its fields: '{field.name}.<field>'."
+    hint = "Compare its fields: '<path>.<field>'."
     return [_check(value, is_document_type(type(value)) and isinstance(value, field.document_type), hint)]
 
 
 def _equal_documents(field: Field, value: Any) -> list[Any]:
     if is_document_type(type(value)):
         return _equal_document(field, value)
-    hint = f"Compare the fields of its documents: '{field.name}.<field>'."
+    hint = "Compare the fields of its documents: '<path>.<field>'."
     same = is_array_type(type(value)) and value.document_type is field.document_type
     return [_check(value, same, hint)]
 
@@ -848,7 +913,7 @@ def _equal_list(field: Field, value: Any) -> list[Any]:
         except MismatchError:
             if not any(item.kind in (FieldKind.LIST, FieldKind.UNION, FieldKind.ANY) for item in field.items):
                 raise
-    return _of_any(field.items, value, equal_forms) if field.items else [value]
+    return _of_elements(field, value, equal_forms) if field.items else [value]
 
 
 def _as_list(field: Field, value: Any) -> Any:
@@ -875,15 +940,11 @@ def _held_form(field: Field, value: Any) -> Any:
 
 
 def _equal_dict(field: Field, value: Any) -> list[Any]:
-    _check(value, isinstance(value, Mapping), f"Compare one of its values: '{field.name}.<key>'.")
+    _check(value, isinstance(value, Mapping), "Compare one of its values: '<path>.<key>'.")
     if len(field.items) != 2:
         return [value]
     keys, values = field.items
     return [{_held_form(keys, key): _held_form(values, item) for key, item in value.items()}]
-
-
-def _equal_union(field: Field, value: Any) -> list[Any]:
-    return _of_any(field.items, value, equal_forms)
 
 
 def _of_any(fields: Iterable[Field], value: Any, forms: Callable[[Field, Any], list[Any]]) -> list[Any]:
@@ -898,6 +959,22 @@ def _of_any(fields: Iterable[Field], value: Any, forms: Callable[[Field, Any], l
     if not values:
         raise MismatchError(next(filter(None, hints), ""))
     return values
+
+
+def _single_elements(field: Field) -> list[Field]:
+    """Return the types of a list's elements that are not lists or arrays themselves."""
+    members = [part for item in field.items for part in (item.items if item.kind is FieldKind.UNION else (item,))]
+    return [member for member in members if member.kind not in (FieldKind.LIST, FieldKind.DOCUMENTS)]
+
+
+def _of_elements(field: Field, value: Any, forms: Callable[[Field, Any], list[Any]]) -> list[Any]:
+    """Return the forms of an element of a list; a single value does not look into the lists in a list of lists."""
+    if isinstance(value, LISTS) or is_array_type(type(value)):
+        return _of_any(field.items, value, forms)
+    single = _single_elements(field)
+    if not single:
+        raise MismatchError("Its elements are lists.")
+    return _of_any(single, value, forms)
 
 
 def _equal_any(field: Field, value: Any) -> list[Any]:
@@ -925,12 +1002,12 @@ _EQUAL: dict[FieldKind, Callable[[Field, Any], list[Any]]] = {
     FieldKind.TIMEDELTA: _moment(timedelta),
     FieldKind.UUID: _equal_uuid,
     FieldKind.DECIMAL: _equal_decimal,
-    FieldKind.PATH: _equal_path,
+    FieldKind.PATH: lambda field, value: [field.type(_check(value, isinstance(value, (str, PurePath))))],
     FieldKind.TENSOR: _equal_tensor,
     FieldKind.DOCUMENT: _equal_document,
     FieldKind.DOCUMENTS: _equal_documents,
     FieldKind.LIST: _equal_list,
     FieldKind.DICT: _equal_dict,
-    FieldKind.UNION: _equal_union,
+    FieldKind.UNION: lambda field, value: _of_any(field.items, value, equal_forms),
     FieldKind.ANY: _equal_any,
 }

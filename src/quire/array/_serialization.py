@@ -131,7 +131,7 @@ def _from_bytes(
 ) -> T:
     """Decode an array or a batch: the first bytes show whether they are a stream, a message or a pickle."""
     options = codec.read_options(reading)
-    source = memoryview(data).cast("B")
+    source = codec.view_bytes(data)
     if codec.memory_starts_stream(source, compress):
         return from_segments(cls, codec.read_segments(source, options), protocol, options)
     view, is_pickle = codec.load(source, protocol, compress, options)
@@ -212,6 +212,8 @@ def load_array(
     compress: str | None,
     rows: RowSelection | None,
     reading: Reading,
+    *,
+    show_progress: bool | None = None,
 ) -> ArrayT:
     """Read the array in a file, or some of its documents."""
     options = codec.read_options(reading)
@@ -219,7 +221,7 @@ def load_array(
         if not codec.starts_stream(source, compress):
             return array_from_bytes(array_type, source.read(), protocol, compress, reading)
         if rows is None:
-            segments = _track_segments(codec.read_segments(source, options), "loading")
+            segments = _track_segments(codec.read_segments(source, options), "loading", show=show_progress)
             return _array_from_segments(array_type, segments, protocol, options)
         name, blocks = codec.select_blocks(source, rows, options)
         expected, budget = _expected_type(array_type), codec.MemoryBudget()
@@ -338,14 +340,20 @@ def save_batch(
 
 
 def load_batch(
-    batch_type: type[BatchT], file: Source, protocol: str | None, compress: str | None, reading: Reading
+    batch_type: type[BatchT],
+    file: Source,
+    protocol: str | None,
+    compress: str | None,
+    reading: Reading,
+    *,
+    show_progress: bool | None = None,
 ) -> BatchT:
     """Read the batch in a file."""
     options = codec.read_options(reading)
     with _open_named(file) as source:
         if not codec.starts_stream(source, compress):
             return batch_from_bytes(batch_type, source.read(), protocol, compress, reading)
-        segments = _track_segments(codec.read_segments(source, options), "loading")
+        segments = _track_segments(codec.read_segments(source, options), "loading", show=show_progress)
         return _batch_from_segments(batch_type, segments, protocol, options)
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire._optional import require
 from quire._protocols import is_document_type
 from quire.cli._formats import SOURCE_FORMATS
 from quire.display import print_rich, rows_table
@@ -18,6 +19,7 @@ from quire.errors import PathError, SchemaError, did_you_mean
 
 if TYPE_CHECKING:
     from quire.cli._sources import DocumentSource
+    from quire.data import StreamingDataset
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
     """The object that commands are added to; argparse has no public name for it."""
@@ -83,6 +85,27 @@ def source_from_options(options: argparse.Namespace, sample: int | None = None) 
     return source
 
 
+def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the URL of a dataset for training, its class and its columns."""
+    parser.add_argument("url", help="the path or URL of the dataset")
+    parser.add_argument("--document", metavar="MODULE:CLASS", help="the document class (default: inferred)")
+    parser.add_argument("--columns", help="comma-separated paths of the fields to read (default: all)")
+
+
+def open_streaming_dataset(options: argparse.Namespace, **keywords: Any) -> StreamingDataset[Any]:
+    """Open the dataset that `add_dataset_arguments` describes for training, as batches of `--batch-size` rows."""
+    require("pyarrow", extra="parquet", needed_for="a dataset")
+    # Imported here, because these packages need the extra.
+    storage, data = import_module("quire.storage"), import_module("quire.data")
+    document_type = None if options.document is None else import_document_type(options.document)
+    stored = storage.open_dataset(options.url, document_type, columns=parse_names(options.columns))
+    shuffle = False if options.shuffle == "none" else options.shuffle
+    dataset: StreamingDataset[Any] = data.StreamingDataset[type(stored).document_type](
+        stored, options.batch_size, shuffle=shuffle, shapes="ragged", **keywords
+    )
+    return dataset
+
+
 # --- conversion of values
 
 
@@ -123,7 +146,10 @@ def import_object(name: str, is_candidate: Callable[[Any], bool] = callable) -> 
     """
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
-        raise PathError(f"{name!r} does not name a class: write the module, a colon and the class: my.module:Student.")
+        raise PathError(f"{name!r} has no module or no name: write both, with a colon in between: my.module:Student.")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise PathError(f"{name!r} names a file instead of a module: write {dotted}:{path}.")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

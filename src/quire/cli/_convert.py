@@ -126,6 +126,7 @@ def _limit(items: Iterator[Any], limit: int | None) -> Iterator[Any]:
         yield from items
         return
     for item in items:
+        # Only a batch can have more rows than the limit, which is at least 1 here.
         yield item if limit >= item_rows(item) else item[:limit]
         limit -= item_rows(item)
         if limit <= 0:

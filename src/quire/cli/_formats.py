@@ -58,10 +58,11 @@ def detect_format(path: str) -> str:
     first = start.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if first in (b"[", b"{"):
         return "json" if first == b"[" else "ndjson"
-    raise OptionError(f"{path}: the format of the file is unknown: pass --from {' or '.join(SOURCE_FORMATS)}.")
+    raise OptionError(f"{path}: the format of the file is unknown: pass --from, one of {', '.join(SOURCE_FORMATS)}.")
 
 
 def _detect_folder_format(path: Path) -> str:
+    # Formats with a marker file come first: all of them also hold Parquet, Arrow or other files.
     if (path / "_quire").is_dir():
         return "dataset"
     if (path / "dataset_dict.json").exists() or ((path / "state.json").exists() and list(path.glob("*.arrow"))):

@@ -147,6 +147,7 @@ def add_head(commands: Subparsers) -> None:
 
 def run_head(options: argparse.Namespace) -> None:
     """Print the first rows of a source."""
+    # Rows after the ones that are shown need not fit the inferred class, so they are not read to infer it.
     source = source_from_options(options, max(options.skip + options.rows, 1))
     names = parse_names(options.columns)
     columns = _select_columns(source.schema, names)
@@ -156,7 +157,7 @@ def run_head(options: argparse.Namespace) -> None:
         for row, document in enumerate(documents):
             if included is None:
                 line = to_json(document, None, "lists", f", row {row}", check=False)
-            else:
+            else:  # whole fields: a part of a nested document would not be a document of its class
                 line = document.model_dump_json(include=included)
             sys.stdout.write(line + "\n")
     elif options.tree:

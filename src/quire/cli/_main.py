@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 
+from quire.errors import did_you_mean
+
 if TYPE_CHECKING:
     from rich.text import Text
 
-FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141
-"""Exit codes. argparse exits with 2 for invalid usage, and `verify` returns 3 for damaged data."""
+FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+"""Exit codes. argparse, too, exits with 2 for invalid usage, and `verify` returns 3 for damaged data."""
 
 COMMANDS = {
     "inspect": "_inspect",
@@ -58,12 +60,18 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (`sys.argv` by default) and return its exit code."""
     parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"quire {import_module('quire').__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with pause_garbage_collection():
         for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:
             module = import_module(f"quire.cli.{COMMANDS[name]}")
             getattr(module, f"add_{name.replace('-', '_')}")(commands)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return MISUSED
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        parser.error(f"there is no command {arguments[0]!r}. {did_you_mean(arguments[0], COMMANDS)}")
     options = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -144,4 +152,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report invalid usage in one line, and exit with code 2."""
-        self.exit(2, f"{self.prog}: {' '.join(message.split())} (usage: {self.prog} --help)\n")
+        self.exit(MISUSED, f"{self.prog}: {' '.join(message.split())} (usage: {self.prog} --help)\n")

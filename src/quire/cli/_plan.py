@@ -8,8 +8,13 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from quire._optional import require
-from quire.cli._command import add_command, import_document_type, write_json
+from quire.cli._command import (
+    add_command,
+    add_dataset_arguments,
+    open_streaming_dataset,
+    positive_int,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from quire.cli._command import Subparsers
@@ -26,19 +31,19 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 def add_plan(commands: Subparsers) -> None:
     """Add `quire plan`."""
     parser = add_command(commands, "plan", "plan a training run on a remote dataset", _EXAMPLES, run)
-    parser.add_argument("url", help="the path or URL of the dataset")
-    parser.add_argument("--document", help="the class, like my.module:Student (default: inferred)")
-    parser.add_argument("--columns", help="comma-separated paths of the fields to read (default: all)")
-    parser.add_argument("--batch-size", type=int, default=64, help="rows per batch of a GPU (%(default)s)")
-    parser.add_argument("--nodes", type=int, default=1, help="machines (%(default)s)")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs, or ranks, of a machine (%(default)s)")
+    add_dataset_arguments(parser)
+    parser.add_argument("--batch-size", type=positive_int, default=64, help="rows per batch of a GPU (%(default)s)")
+    parser.add_argument("--nodes", type=positive_int, default=1, help="machines (%(default)s)")
+    parser.add_argument("--gpus", type=positive_int, default=1, help="GPUs, or ranks, of a machine (%(default)s)")
     parser.add_argument(
         "--shuffle",
         choices=("interleaved", "block", "global", "none"),
         default="interleaved",
         help="how rows are shuffled (%(default)s)",
     )
-    parser.add_argument("--lanes", type=int, help="lanes of the interleaved order (default: that of the dataset)")
+    parser.add_argument(
+        "--lanes", type=positive_int, help="lanes of the interleaved order (default: that of the dataset)"
+    )
     parser.add_argument("--link", type=parse_bytes, default="200MB", help="bytes per second of a machine (%(default)s)")
     parser.add_argument(
         "--connection", type=parse_bytes, default="60MB", help="bytes per second of one request (%(default)s)"
@@ -75,21 +80,8 @@ def parse_seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> None:
     """Plan the run, and print what it reads."""
-    require("pyarrow", extra="parquet", needed_for="plan")
-    # Imported here, because these packages need the extra.
-    storage, data = importlib.import_module("quire.storage"), importlib.import_module("quire.data")
-    columns = None if options.columns is None else options.columns.split(",")
-    document_type = None if options.document is None else import_document_type(options.document)
-    stored = storage.open_dataset(options.url, document_type, columns=columns)
     lanes = {} if options.lanes is None else {"lanes": options.lanes}
-    dataset = data.StreamingDataset[type(stored).document_type](
-        stored,
-        options.batch_size,
-        shuffle=False if options.shuffle == "none" else options.shuffle,
-        framework="numpy",
-        shapes="ragged",
-        **lanes,
-    )
+    dataset = open_streaming_dataset(options, framework="numpy", **lanes)
     plan = dataset.plan(
         options.nodes,
         options.gpus,

@@ -131,6 +131,8 @@ class InferredType:
             return self._list_annotation(self.items, name)
         if types == {"tensor"}:
             return self._tensor_annotation()
+        # Integers among floats are floats, since JSON has one type of numbers. Other mixtures are text in a table, and
+        # `Any` elsewhere.
         if types in ({int, float}, {float}):
             return float
         if is_table and types <= _CELL_TYPES:
@@ -143,6 +145,7 @@ class InferredType:
         return list[items.annotation(name)] if items.count else list[Any]  # type: ignore[misc]
 
     def _tensor_annotation(self) -> Any:
+        # A shape or a dtype that differs between rows is left open.
         annotation: Any = np.ndarray
         if len(self.shapes) == 1:
             annotation = Annotated[annotation, Shape(*next(iter(self.shapes)))]
@@ -152,6 +155,7 @@ class InferredType:
         """Create a class with a field for each name that occurs; fields that some rows lack default to None."""
         fields: dict[str, Any] = {}
         for key, inferred in self.fields.items():
+            # A name that is no identifier, or that a method of documents has, becomes an alias of a similar one.
             own_name = field_name(key, fields)
             inferred.nones += self.documents - inferred.count  # rows without the field
             annotation = inferred.annotation(f"{name}_{own_name}", is_table=is_table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 quire serve school:embed
 quire serve school:embed school:Search --host 0.0.0.0 --port 8080
+quire serve school:embed --workers 4 --metrics 9100
 quire serve school:embed --certificate server.crt --key server.key
 """
 
@@ -27,6 +29,10 @@ def add_serve(commands: Subparsers) -> None:
     parser.add_argument("service", nargs="+", help="one or more functions or classes, like my.module:embed")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=50051, help="the port, 0 for any free port (%(default)s)")
+    parser.add_argument(
+        "--workers", type=int, help="processes that share the port; SIGHUP restarts them one after the other"
+    )
+    parser.add_argument("--metrics", type=int, metavar="PORT", help="the port of Prometheus metrics, over HTTP")
     parser.add_argument("--proto", type=Path, help="the .proto file that other languages use, from `quire proto`")
     parser.add_argument("--certificate", type=Path, help="the server's certificate, for TLS")
     parser.add_argument("--key", type=Path, help="the private key of the certificate")
@@ -42,8 +48,9 @@ def run(options: argparse.Namespace) -> None:
     services = importlib.import_module("quire.services")
     targets = [import_object(name) for name in options.service]
     server_options: dict[str, Any] = {"grace": options.grace}
-    if options.proto is not None:
-        server_options["proto"] = options.proto
+    for name in ("proto", "workers", "metrics"):
+        if getattr(options, name) is not None:
+            server_options[name] = getattr(options, name)
     if options.certificate is not None or options.key is not None or options.client_ca is not None:
         server_options["tls"] = services.Tls(options.certificate, options.key, options.client_ca)
     served = targets[0] if len(targets) == 1 else targets
@@ -59,3 +66,11 @@ def run(options: argparse.Namespace) -> None:
             server.wait()
         except KeyboardInterrupt:
             (sys.stderr if options.json else sys.stdout).write("stopping\n")
+    if server.abandoned_calls:
+        # The interpreter would wait for the threads of these calls, perhaps for ever.
+        sys.stdout.flush()
+        sys.stderr.write(
+            f"quire: calls that did not end within --grace {options.grace:g} s: {server.abandoned_calls}\n"
+        )
+        sys.stderr.flush()
+        os._exit(1)

@@ -90,6 +90,7 @@ class DocumentSource:
             for first in range(start, len(self.dataset), _BLOCK):
                 yield from self.dataset[first : first + _BLOCK]
             return
+        # Batches before the start are skipped as columns, without creating their documents.
         for item in self.items():
             if not isinstance(item, DocumentBatch):
                 if not start:
@@ -244,7 +245,7 @@ def _open_json(path: str, options: SourceOptions) -> DocumentSource:
         text = file.read().removeprefix(codecs.BOM_UTF8).strip()
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DecodeError(f"{path}: the file is UTF-16, and JSON is read as UTF-8: convert its encoding first.")
-    if text[:1] == b"{":
+    if text[:1] == b"{":  # one row
         text = b"[" + text + b"]"
     elif text[:1] != b"[":
         raise DecodeError(
@@ -266,6 +267,7 @@ def _open_json(path: str, options: SourceOptions) -> DocumentSource:
 @contextmanager
 def _open_text(path: str) -> Iterator[IO[bytes]]:
     """Open a text file, decompressed if it is compressed."""
+    # By content and not by suffix: downloads are often compressed without saying so in their names.
     with Path(path).open("rb") as file:
         compression = compression_of(file.read(8))
     if compression is None:
@@ -317,6 +319,7 @@ def _open_binary(path: str, options: SourceOptions) -> DocumentSource:
         return DocumentSource(path, "quire", document_type, rows, _size(path), documents, facts)
     class_name = type_name.rpartition(":")[2] or _stem(path)
     document_type, count = infer_document_type(documents(), class_name, options.sample)
+    # The documents are of an open class, which has no columns, so each is converted to the inferred one.
 
     def converted() -> Iterator[Any]:
         return (from_dict(document_type, to_plain(document)) for document in documents())
@@ -331,6 +334,7 @@ def _read_header(path: str) -> tuple[str, dict[str, Any]]:
         compression = compression_of(file.read(8))
         facts: dict[str, Any] = {"compression": "none" if compression is None else compression.name, "index": False}
         file.seek(0)
+        # A pickle has neither a header nor an index, and is not read without --allow-pickle.
         if not codec.starts_stream(file, None):
             return "", facts
         index = codec.read_index(file, options)
@@ -382,7 +386,7 @@ def _open_files(path: str, options: SourceOptions) -> DocumentSource:
         return {**metadata.get(name, {}), "path": name, "mime_type": guess_type(name), "content": content}
 
     document_type: Any = File
-    if metadata:
+    if metadata:  # the class is inferred without reading the contents, which may be large
         document_type, _ = infer_document_type((row(file, b"") for file in files), _stem(path))
 
     def items() -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -209,6 +210,14 @@ def write_files(schema: Schema, documents: Iterator[Any], folder: Path, content:
                     raise EncodeError(
                         f"{schema.name}, row {row}: the path {file_name!r} belongs to another document, or one of its "
                         "folders is the file of another document. Paths must be unique."
+                    ) from error
+                except OSError as error:
+                    if error.errno != errno.ENAMETOOLONG:
+                        raise
+                    raise EncodeError(
+                        f"{schema.name}, row {row}: the path {file_name[:40]!r}... has {len(file_name.encode())} bytes "
+                        "and is too long for this file system. Shorten it, or rename the field to "
+                        "name files by their row."
                     ) from error
                 fields = {"file_name": file_name, **fields}
             lines.write(json.dumps(fields, ensure_ascii=False) + "\n")

@@ -43,6 +43,7 @@ from quire.codec._bytes import (
     load_document,
     read_type_name,
     split_blocks,
+    view_bytes,
 )
 from quire.codec._compression import (
     COMPRESSIONS,
@@ -190,6 +191,7 @@ __all__ = [
     "unpickle",
     "value_from_message",
     "value_message",
+    "view_bytes",
     "write_csv",
     "write_parts",
     "write_proto",

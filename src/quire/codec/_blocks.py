@@ -38,7 +38,7 @@ from quire.codec._compression import (
     decompress,
     read_whole,
 )
-from quire.codec._context import DecodeOptions
+from quire.codec._context import MAX_ROWS, DecodeOptions
 from quire.codec._messages import VERSION_FIELD, HeaderField, IndexField, check_version
 from quire.codec._wire import (
     DELIMITED,
@@ -403,7 +403,9 @@ def _read_index(source: IO[bytes], base: int, options: DecodeOptions) -> Index |
     offsets, counts = lists.values()
     # An index is as untrusted as the blocks: positions must rise, so that each block has a length above zero.
     rising = all(a < b for a, b in pairwise([0, *offsets, position]))
-    return Index(base, offsets, counts, position, compression) if rising and len(offsets) == len(counts) else None
+    if not rising or len(offsets) != len(counts) or sum(counts) >= MAX_ROWS:
+        return None
+    return Index(base, offsets, counts, position, compression)
 
 
 def _index_position(end: bytes, compression: Compression | None) -> int | None:

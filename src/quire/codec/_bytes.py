@@ -25,7 +25,7 @@ from quire.codec._values import (
 )
 from quire.codec._wire import DELIMITED, Bytes, iter_fields, join_buffers, read_text
 from quire.columns import Columns
-from quire.errors import ColumnError, DecodeError, EncodeError
+from quire.errors import ColumnError, DecodeError, EncodeError, OptionError
 from quire.schema import Schema
 
 BLOCK_BYTES = 8 << 20
@@ -158,12 +158,22 @@ def dump_pickle(value: object, compress: str | None) -> bytes:
     return data if compression is None else compression.compress(data)
 
 
+def view_bytes(data: Bytes) -> memoryview:
+    """Return a view of an argument that must be bytes."""
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:  # not bytes, or a view with gaps
+        name = type(data).__name__
+        hint = " JSON is read by from_json()." if name == "str" else ""
+        raise OptionError(f"expected bytes, got {name}: {error}.{hint}") from error
+
+
 def load(data: Bytes, protocol: str | None, compress: str | None, options: DecodeOptions) -> tuple[memoryview, bool]:
     """Return data without its compression, and whether it is a pickle.
 
     The first bytes determine both; an error is raised if they are not what was requested.
     """
-    view = memoryview(data).cast("B")
+    view = view_bytes(data)
     if not view.nbytes:
         raise DecodeError("there are no bytes; even an empty array has some. The data was cut off, or never written.")
     compression = check_compression(bytes(view[:8]), compress)

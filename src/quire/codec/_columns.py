@@ -18,7 +18,7 @@ import numpy as np
 from quire import _class_registry
 from quire._class_registry import class_name
 from quire._protocols import DocumentLike
-from quire.codec._context import Reader, Writer
+from quire.codec._context import MAX_ROWS, Reader, Writer
 from quire.codec._messages import (
     VERSION_FIELD,
     BatchField,
@@ -167,7 +167,7 @@ def _encode_column(column: Column, writer: Writer) -> bytes:
         return _encode_form(ColumnField.ARRAYS, content, column.validity, writer)
     if isinstance(column, PackedColumn):
         form = _STRING_FORMS[column.field.kind].form
-        return _encode_strings(form, *column.packed(), column.validity, writer)
+        return _encode_strings(form, *column.join_rows(), column.validity, writer)
     if isinstance(column, ListColumn) and column.field.kind is FieldKind.TENSOR:
         return _encode_tensors(column.field, column.values(), writer)
     return _encode_objects(column.field, column.values(), writer)
@@ -356,7 +356,7 @@ class _EncodedBatch:
             elif number == BatchField.REMAINDERS:
                 self.has_extra_states = True
         # A batch may have rows and no columns, so no buffer has to be as long as its number of rows.
-        if self.rows >= 1 << 48:
+        if self.rows >= MAX_ROWS:
             raise DecodeError(f"a batch cannot have {self.rows} rows.")
         reader.charge(16 * self.rows)
         self.validity = _read_validity(validity, self.rows, reader)

@@ -187,13 +187,16 @@ def check_compression(start: bytes, compress: str | None) -> Compression | None:
 
 
 PROTOCOLS = ("protobuf", "pickle")
+_DOCARRAY_PROTOCOLS = {"protobuf-array": "protobuf", "pickle-array": "pickle"}
+"""DocArray's names of the protocols of whole arrays, which mean the same here."""
 
 
 def check_protocol(protocol: str | None) -> str:
     """Return a protocol, by default protobuf, or raise an error if there is none of that name."""
-    if protocol is not None and protocol not in PROTOCOLS:
+    protocol = "protobuf" if protocol is None else _DOCARRAY_PROTOCOLS.get(protocol, protocol)
+    if protocol not in PROTOCOLS:
         raise CodecError(f"{protocol!r} is not a protocol. {did_you_mean(protocol, PROTOCOLS)}")
-    return protocol or "protobuf"
+    return protocol
 
 
 _PROTOCOL_SUFFIXES = {".protobuf": "protobuf", ".pb": "protobuf", ".pickle": "pickle", ".pkl": "pickle"}

@@ -19,6 +19,9 @@ from quire.errors import CodecError, DecodeError, check_options
 
 MAX_DEPTH = 100
 """How deep values may be nested."""
+MAX_ROWS = 1 << 48
+"""More rows than any batch or file has. Numbers of rows are checked against it where nothing else bounds them, so that
+products with the size of a row fit into 64 bits."""
 GiB = 1 << 30
 
 MissingFramework = Literal["error", "numpy"]

@@ -6,6 +6,7 @@ as two quotation marks, and a text of n > 1 quotation marks, which would be take
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -39,7 +40,7 @@ from quire.codec._table_columns import (
     read_header,
 )
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
-from quire.errors import DecodeError, EncodeError
+from quire.errors import DecodeError, EncodeError, OptionError
 from quire.schema import FieldKind, FieldPath, Schema
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -56,6 +57,15 @@ class CsvOptions:
     delimiter: str | None = None
     dialect: str | type[csv.Dialect] = "excel"
     encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        try:
+            csv.reader((), **self.layout)
+            codecs.lookup(self.encoding)
+        except (TypeError, ValueError, csv.Error, LookupError) as error:
+            raise OptionError(
+                f"delimiter={self.delimiter!r}, dialect={self.dialect!r}, encoding={self.encoding!r}: {error}."
+            ) from error
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -232,10 +242,21 @@ def iter_csv(
         header = next(records, (1, None))[1]
         if header is None:
             raise DecodeError(f"{name} is empty: it has no line with the names of the columns.")
+        _check_delimiter(schema, header, f"{name}, line 1")
         columns = read_header(schema, header, extra, f"{name}, line 1")
         table = _Table.of(schema, columns)
         for line, record in records:
             yield _read_document(document_type, table, record, f"{where}, line {line}", extra)
+
+
+def _check_delimiter(schema: Schema, header: list[str], where: str) -> None:
+    """Raise an error for a header of one cell that another delimiter divides into columns of the schema."""
+    names = {leaf.name for leaf in leaves(schema)}
+    if len(header) != 1 or header[0] in names:
+        return
+    for delimiter in (",", ";", "\t", "|"):
+        if names.intersection(header[0].split(delimiter)):
+            raise DecodeError(f"{where}: the columns are separated by {delimiter!r}. Pass delimiter={delimiter!r}.")
 
 
 def table_records(lines: Iterable[str], options: CsvOptions, name: str) -> Iterator[tuple[int, list[str]]]:

@@ -26,11 +26,15 @@ from quire.tensors import describe
 
 DocumentT = TypeVar("DocumentT")
 TensorForm = Literal["lists", "base64"]
-_CONTEXTS: dict[str, dict[str, Any]] = {form: {"tensors": form, ROUND_TRIP: True} for form in ("lists", "base64")}
+_CONTEXTS: dict[str | None, dict[str, Any]] = {
+    "lists": {"tensors": "lists", ROUND_TRIP: True},
+    "base64": {"tensors": "base64", ROUND_TRIP: True},
+    None: {ROUND_TRIP: True},  # the form of the block: see `plain_json_tensors`
+}
 
 
 def to_json(
-    document: BaseModel, indent: int | None, tensors: TensorForm, where: str = "", *, check: bool = True
+    document: BaseModel, indent: int | None, tensors: TensorForm | None, where: str = "", *, check: bool = True
 ) -> str:
     """Return a document as JSON; with `check`, raise an error if it would be read back as another."""
     context = _CONTEXTS.get(tensors)
@@ -55,7 +59,7 @@ _WRAPPER_TEXT = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calli
 """The text that pydantic puts before the error of a serializer of quire."""
 
 
-def _find_cause(document: BaseModel, tensors: TensorForm, error: Exception) -> tuple[str, str]:
+def _find_cause(document: BaseModel, tensors: TensorForm | None, error: Exception) -> tuple[str, str]:
     """Return the place of the field that cannot be written, if a single field is the cause, and the reason."""
     # pydantic does not say which field failed, so the fields are written one by one until one fails.
     for name in (*type(document).model_fields, *(document.__pydantic_extra__ or ())):
@@ -89,6 +93,8 @@ _PATH = re.compile(r"[~.]{0,2}[/\\]|[A-Za-z][A-Za-z0-9+.-]*:[/\\]|[^\s\"{}\[\]]*
 def check_json(document_type: type[Any], text: object) -> None:
     """Raise an error for a path in place of JSON, without a look at the file system: the text may be untrusted."""
     if isinstance(text, (str, bytes, bytearray)):
+        if text[:1] == ("{" if isinstance(text, str) else b"{"):  # the usual case
+            return
         start = bytes(text[:300]).decode("utf-8", "replace") if not isinstance(text, str) else text[:300]
         if not _PATH.match(start):
             return

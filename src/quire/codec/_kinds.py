@@ -145,6 +145,7 @@ KINDS: dict[FieldKind, KindRules] = {
         scalar=lambda field: ScalarForm("bytes", bytes, field.type),
     ),
     FieldKind.ENUM: KindRules(_instances(Enum), certain=_is_certain_enum, scalar=flag_form),
+    # Except for offsets with seconds, see `_readback`.
     FieldKind.DATETIME: KindRules(
         _instances(datetime),
         certain=True,

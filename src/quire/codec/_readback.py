@@ -3,7 +3,8 @@
 These forms carry less information than Python: a tuple in a field of `Any` becomes a list, a secret is hidden, and a
 document in a union is a mapping that another class of the union may accept. Fields whose form is unambiguous are not
 checked. The others are read back and compared when they are written, unless their values show that nothing is lost.
-So are extra fields, which have no type: those of a class with `extra='allow'`, and those kept by `unknown='keep'`.
+So are extra fields, which have no type: those of a class with `extra='allow'`, and those kept by `unknown='keep'`;
+and moments whose offset from UTC has seconds, as in cities before time zones existed: in JSON, offsets have minutes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, SerializeAsAny, WrapSerializer
@@ -45,7 +47,7 @@ def uncertain_fields(schema: Schema) -> tuple[Field, ...]:
 
 def _is_read_by_alias(document_type: type[Any]) -> bool:
     """Return whether a class takes its fields by aliases only, and not by the names that are written."""
-    return has_ambiguous_keys(document_type) and not takes_names(document_type)
+    return not takes_names(document_type) and has_ambiguous_keys(document_type)
 
 
 def _custom_fields(document_type: type[Any]) -> set[str]:
@@ -98,19 +100,32 @@ def _is_certain(field: Field, seen: set[Any]) -> bool:
     return all(part.name in custom or _is_certain(part, seen | {document_type}) for part in schema.fields)
 
 
-def _fields_with_documents(schema: Schema) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-    """Return the fields that may hold documents, except those that a class serializes itself; and the certain ones."""
-    entry: tuple[tuple[Field, ...], tuple[Field, ...]] | None = schema.notes.get("fields with documents")
+def _visited_fields(schema: Schema) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+    """Return the fields that may hold documents or moments; and those of them that are certain.
+
+    Without the fields that a class serializes itself.
+    """
+    entry: tuple[tuple[Field, ...], tuple[Field, ...]] | None = schema.notes.get("visited fields")
     if entry is None:
         custom, uncertain = _custom_fields(schema.document_type), uncertain_fields(schema)
-        fields = tuple(field for field in schema.fields if field.name not in custom and _may_hold_documents(field))
+        fields = tuple(field for field in schema.fields if field.name not in custom and _is_visited(field))
         entry = fields, tuple(field for field in fields if field not in uncertain)
-        schema.notes["fields with documents"] = entry
+        schema.notes["visited fields"] = entry
     return entry
 
 
-def _may_hold_documents(field: Field) -> bool:
-    return field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS) or any(map(_may_hold_documents, field.items))
+def _is_always_kept(schema: Schema) -> bool:
+    """Return whether no field of a class needs a look at its value: the usual case, decided once per class."""
+    kept: bool | None = schema.notes.get("always kept")
+    if kept is None:
+        kept = schema.notes["always kept"] = not uncertain_fields(schema) and not _visited_fields(schema)[0]
+    return kept
+
+
+def _is_visited(field: Field) -> bool:
+    return field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS, FieldKind.DATETIME) or any(
+        map(_is_visited, field.items)
+    )
 
 
 def _may_change(document: DocumentLike, form: TextForm) -> list[Field]:
@@ -126,8 +141,8 @@ def _may_change(document: DocumentLike, form: TextForm) -> list[Field]:
             for field in fields
             if field.name in content and (field.name in duck_typed or not _is_kept(field, content[field.name], form))
         ]
-    for field in _fields_with_documents(schema)[1]:
-        if _holds_changing_extras(content.get(field.name), form):
+    for field in _visited_fields(schema)[1]:
+        if _holds_changing_parts(content.get(field.name), form):
             changing.append(field)
     return changing
 
@@ -149,16 +164,19 @@ def _extras_may_change(document: Any, form: TextForm) -> bool:
     return any(map(_holds_models, extras.values())) if form == "a dict" else not _is_plain(extras)
 
 
-def _holds_changing_extras(value: Any, form: TextForm) -> bool:
-    """Return whether a value is or contains a document whose extra fields may be read back as others."""
+def _holds_changing_parts(value: Any, form: TextForm) -> bool:
+    """Return whether a value of a certain field contains a moment or extra fields that may be read back as others."""
     pending = [value]
     while pending:
         value = pending.pop()
-        if is_document_type(type(value)):
+        if isinstance(value, datetime):
+            if form != "a dict" and _has_seconds_in_offset(value):
+                return True
+        elif is_document_type(type(value)):
             if value.__pydantic_extra__ and _extras_may_change(value, form):
                 return True
             content = value.__dict__
-            pending += [content.get(field.name) for field in _fields_with_documents(type(value).document_schema())[0]]
+            pending += [content.get(field.name) for field in _visited_fields(type(value).document_schema())[0]]
         elif is_array_type(type(value)):
             pending += value._documents
         elif isinstance(value, Mapping):
@@ -184,6 +202,11 @@ def _is_kept(field: Field, value: Any, form: TextForm) -> bool:
     if field.kind is FieldKind.DICT and field.type is dict and len(field.items) == 2 and field.items[0].type is str:
         return all(_is_kept(field.items[1], item, form) for item in value.values())
     return _is_certain(field, set())
+
+
+def _has_seconds_in_offset(value: object) -> bool:
+    offset = value.utcoffset() if isinstance(value, datetime) and value.tzinfo is not None else None
+    return offset is not None and bool(offset.seconds % 60 or offset.microseconds)
 
 
 def _is_plain(value: object) -> bool:
@@ -213,6 +236,8 @@ def check_read_back(
 
     What was written is read back only if the values of the document may change, or if there are `more` fields to check.
     """
+    if not more and not document.__pydantic_extra__ and _is_always_kept(type(document).document_schema()):
+        return
     changing = [*_may_change(document, form), *more]
     if not changing and not (document.__pydantic_extra__ and _extras_may_change(document, form)):
         return
@@ -225,14 +250,35 @@ def check_read_back(
         value, other = document.__dict__[field.name], again.__dict__.get(field.name)
         if not is_unchanged(value, other):
             extra = _changed_extra(value, other, form)
-            place, difference = extra or ("", _difference(value, other, form))
-            raise EncodeError(f"{owner}, {field.name}{place}: {difference}")
+            if extra is None:
+                place, value, other = _find_change(value, other)
+                extra = place, _difference(value, other, form)
+            raise EncodeError(f"{owner}, {field.name}{extra[0]}: {extra[1]}")
     extras, others = document.__pydantic_extra__ or {}, again.__pydantic_extra__ or {}
     if not is_unchanged(extras, others):
         extra = _changed_extra(document, again, form)
         if extra is not None:
             raise EncodeError(f"{owner}, {extra[0][1:]}: {extra[1]}")
         raise EncodeError(f"{owner}: its extra fields in {_difference(extras, others, form)}")  # a field is read as one
+
+
+def _find_change(value: Any, other: Any) -> tuple[str, Any, Any]:
+    """Return the path of the first value inside of documents and lists that is read back as another, and both."""
+    path = ""
+    while type(value) is type(other):
+        pairs: Iterable[tuple[Any, Any, Any]] = ()
+        if is_document_type(type(value)):
+            names = type(value).model_fields
+            pairs = [(name, value.__dict__.get(name), other.__dict__.get(name)) for name in names]
+        elif is_array_type(type(value)) and len(value) == len(other):
+            pairs = zip(range(len(value)), value._documents, other._documents, strict=True)
+        elif type(value) is list and len(value) == len(other):
+            pairs = zip(range(len(value)), value, other, strict=True)
+        changed = next((pair for pair in pairs if not is_unchanged(pair[1], pair[2])), None)
+        if changed is None:
+            break
+        path, (_, value, other) = f"{path}.{changed[0]}", changed
+    return path, value, other
 
 
 _ABSENT: Any = object()
@@ -279,6 +325,11 @@ def _difference(value: object, other: object, form: TextForm) -> str:
         return (
             f"{form} would hide the secret, and could not be read back. Write it with to_bytes(allow_pickle=True), or "
             "give the class a field_serializer that reveals it. model_dump_json() writes it hidden."
+        )
+    if _has_seconds_in_offset(value):
+        return (
+            f"{form} has offsets of whole minutes, and {value} would be read back as {other}. Convert it with "
+            "astimezone(timezone.utc), or write with to_bytes()."
         )
     shown, again = (describe(value), describe(other)) if type(value) is not type(other) else (repr(value), repr(other))
     change = f"{form} would be read back as {again[:80]}, and not as {shown[:80]}"

@@ -135,6 +135,9 @@ def read_header(schema: Schema, names: Iterable[Any], extra: Extra, where: str) 
             raise DecodeError(f"{where}: {join_path(path)!r} is part of {join_path(whole)!r}, which is there too.")
     ignored = [str(name) for name, leaf in zip(names, columns, strict=True) if leaf is None]
     _check_required(schema, paths, where, ignored)
+    if names and known and not paths:  # otherwise a class with defaults would be read from any table
+        hint = did_you_mean(ignored[0], [leaf.name for leaf in known])
+        raise DecodeError(f"{where}: {schema.name} has none of the columns {ignored[:5]}. {hint}")
     return columns
 
 
@@ -152,7 +155,7 @@ def _find_column(schema: Schema, known: list[Leaf], name: Any, extra: Extra, whe
         pass
     owner, path = _find_owner(schema, str(name))
     rule = extra_rule(owner.document_type, extra)
-    if rule == "allow":
+    if rule == "allow" or owner.document_type.__quire_collects__:
         return Leaf(path, Field(path[-1], FieldKind.ANY, Any, nullable=True, required=False), owner)
     if rule == "ignore":
         return None

@@ -70,7 +70,7 @@ def encode_lent_tensor(array: NDArray[Any], framework: Framework, writer: Writer
     return _encode_description(array.dtype.name, array.shape, framework.name) + encode_elements(array, writer)
 
 
-@lru_cache(1024)
+@lru_cache(1024)  # small arrays of one dtype and shape are written by the thousand: their heads are the same bytes
 def _encode_array_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Encode what describes an array of one of numpy's own dtypes, except its elements."""
     if sys.byteorder == "big" or not _is_encodable(dtype):
@@ -179,6 +179,7 @@ def decode_lent_tensor(reader: Reader, parts: TensorParts) -> tuple[NDArray[Any]
 
     Only tensors whose later conversion cannot fail are lent: numpy and torch have all of `_LENDABLE_DTYPES`.
     """
+    # A tensor inside of the message (without a buffer) is small, and would keep the whole message in memory.
     special = parts.layout or parts.requires_grad or parts.wrapped or not parts.buffer
     if special or parts.framework not in ("numpy", "torch") or parts.dtype not in _LENDABLE_DTYPES:
         return None

@@ -34,7 +34,7 @@ from pydantic_core import MultiHostUrl, Url
 from quire import _class_registry
 from quire._class_registry import class_name
 from quire._equality import is_unchanged
-from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_document_type
+from quire._protocols import ArrayLike, DocumentLike, is_array_type, is_batch_type, is_document_type
 from quire.codec._context import MAX_DEPTH, DecodeOptions, Reader, Writer
 from quire.codec._errors import prefix_place
 from quire.codec._kinds import KINDS
@@ -68,7 +68,7 @@ from quire.codec._wire import (
     read_field,
     read_text,
 )
-from quire.columns import validate_values
+from quire.columns import RaggedColumn, TensorColumn, validate_values
 from quire.errors import ColumnError, DecodeError, EncodeError
 from quire.schema import STORED, Field, FieldKind, Schema, field_aliases, takes_names
 from quire.tensors import describe, framework_of
@@ -127,6 +127,8 @@ def _encode_other(value: Any, writer: Writer) -> bytes:
         return encode_delimited(ValueField.DOCUMENT, encode_document(value, writer))
     if is_array_type(tp):
         return encode_delimited(ValueField.ARRAY, encode_array(value, writer))
+    if is_batch_type(tp):
+        return encode_delimited(ValueField.ARRAY, _encode_batch(value, writer))
     for base, encode in _BY_BASE:
         if isinstance(value, base):
             return encode(value, writer)
@@ -202,6 +204,27 @@ def encode_documents(name: str, documents: Iterable[Any], writer: Writer) -> byt
     """Encode documents one by one, as an array of the class of that name."""
     contents = [encode_delimited(ArrayField.DOCUMENTS, encode_document(document, writer)) for document in documents]
     return b"".join([VERSION_FIELD, encode_text(ArrayField.TYPE, name), *contents])
+
+
+_BATCH_NAME = re.compile(r"DocumentBatch\[(.*)\]", re.DOTALL)
+"""The class of an array that was a batch: the reader stacks its documents again."""
+
+
+def _encode_batch(batch: Any, writer: Writer) -> bytes:
+    """Encode a batch in a field as an array of its rows; the class of the array says that it was a batch."""
+    columns = batch._columns
+    mixed = [
+        leaf
+        for leaf in columns.leaves()
+        if isinstance(leaf, RaggedColumn) or (isinstance(leaf, TensorColumn) and leaf.shapes is not None)
+    ]
+    if mixed:
+        raise EncodeError(
+            f"a batch in a field travels as its rows, and {columns.schema.name}.{mixed[0].field.name} has tensors of "
+            "mixed shapes, which rows do not stack to again. Annotate the field as DocumentArray."
+        )
+    name = f"DocumentBatch[{class_name(batch.document_type)}]"
+    return encode_documents(name, columns.iter_documents(), writer)
 
 
 # --- encoding single values
@@ -743,6 +766,8 @@ def _expected_type(
     """
     if hint is None:
         return None, ()
+    if is_batch_type(hint.type):
+        return _closed_type(hint.type.document_type), ()
     if hint.kind is not FieldKind.UNION:
         return _closed_type(hint.document_type) if hint.kind is kind else None, ()
     members = tuple(item.document_type for item in hint.items if item.kind is kind)
@@ -854,6 +879,8 @@ def decode_array(
             check_version(a)
         elif number == ArrayField.TYPE and wire_type == DELIMITED:
             type_name = read_text(reader.data, a, b)
+    batch_name = _BATCH_NAME.fullmatch(type_name)
+    type_name = batch_name[1] if batch_name else type_name
     document_type = _class_registry.find(type_name, expected, reader.options.types, members)
     closed = _closed_type(document_type)
     documents = [
@@ -861,6 +888,8 @@ def decode_array(
         for number, wire_type, a, b in iter_fields(reader.data, start, end)
         if number == ArrayField.DOCUMENTS and wire_type == DELIMITED
     ]
+    if batch_name and closed is not None:
+        return cast("ArrayLike", _class_registry.make_batch(closed, documents))
     return cast("ArrayLike", _class_registry.make_array(document_type, documents, type_name))
 
 

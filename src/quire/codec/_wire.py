@@ -183,6 +183,7 @@ def read_field(data: Bytes, position: int, end: int) -> WireField:
         key, position = read_varint(data, position - 1, end)
     wire_type = key & 7
     if wire_type == DELIMITED:
+        # At the end there is no byte: 0x80 announces another one, which `read_varint` reports as missing.
         size = data[position] if position < end else 0x80
         position += 1
         if size > 0x7F:

@@ -197,6 +197,8 @@ def _restore(
 
 
 def _make_plain_documents(document_type: type[Any], rows: Iterable[dict[str, Any]], names: set[str]) -> Iterator[Any]:
+    # As `model_construct` of pydantic does, but without a look at each field: the rows have all of them. This makes
+    # every document of `unstack` and of decoded bytes.
     new, (put_dict, put_names, put_extra, put_private) = object.__new__, MODEL_SETTERS
     for row in rows:
         document = new(document_type)

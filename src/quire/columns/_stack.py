@@ -52,12 +52,14 @@ class StackOptions:
 
     `framework` converts every tensor and number column; None keeps the framework of each tensor column and makes
     number columns numpy. `shapes` is the policy for tensors of mixed shapes. With `lists`, tensors, texts and objects
-    are not stacked but stay lists (`ListColumn`), which encoders write without another copy.
+    are not stacked but stay lists (`ListColumn`), which encoders write without another copy. `for_gathering` stacks
+    tensors in memory from which random rows are gathered faster, which may take longer to fill.
     """
 
     framework: str | None = None
     shapes: ShapePolicy = "error"
     lists: bool = False
+    for_gathering: bool = False
 
     def __post_init__(self) -> None:
         if self.shapes not in ("error", "pad", "ragged"):
@@ -177,6 +179,8 @@ def _stack_arrays(field: Field, values: list[Any], options: StackOptions, path: 
     if not set(map(type, values)) <= {field.type, type(None)} or have_own_attributes(field.type, values):
         return ObjectColumn(field, values)  # columns hold neither the subclass nor the attributes of an array
     sizes = [0 if array is None else len(array._documents) for array in values]
+    # The documents of row n are those from offsets[n] to offsets[n + 1] of one batch of all documents; a missing array
+    # takes none, like an empty one, and the validity distinguishes the two.
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
     documents = [document for array in values if array is not None for document in array._documents]
     flat = stack(field.document_type.document_schema(), documents, options, path)
@@ -202,32 +206,48 @@ def _stack_tensors(field: Field, values: list[Any], options: StackOptions, path:
         values = present if validity is None else fill_gaps(validity, present, None)
     frameworks = set(map(framework_of_type, set(map(type, present))))
     framework = frameworks.pop()
-    if frameworks or framework is None:
+    if frameworks or framework is None:  # of several frameworks, as a field of any tensor may hold
         return ObjectColumn(field, values)
     # A torch tensor's layout is cheap to read, so one tensor of each layout is asked whether it is sparse.
     is_torch = framework.name == "torch"
     layouts = {(value.layout, value.is_nested): value for value in present}.values() if is_torch else present
     if any(map(framework.is_sparse, layouts)):
         return ObjectColumn(field, values)
-    if len({value.dtype for value in present}) > 1:
-        if field.type.framework is None:
-            return ObjectColumn(field, values)
-        dtypes = [str(value.dtype) for value in present]
-        raise _mixed_error(path, dtypes, validity, "dtypes", "Cast them to one dtype.")
-    column = _stack_dense(field, present, framework, validity, path, options.shapes)
+    dtypes = {value.dtype for value in present}
+    if len(dtypes) > 1:
+        widest = _widest_text(framework, dtypes)
+        if widest is None:
+            if field.type.framework is None:
+                return ObjectColumn(field, values)
+            names = [str(value.dtype) for value in present]
+            raise _mixed_error(path, names, validity, "dtypes", "Cast them to one dtype.")
+        present = [value.astype(widest, copy=False) for value in present]
+    column = _stack_dense(field, present, framework, validity, path, options)
     return column if column.dtype == present[0].dtype else ObjectColumn(field, values)  # numpy changed the byte order
 
 
+def _widest_text(framework: Framework, dtypes: set[Any]) -> np.dtype[Any] | None:
+    """Return the dtype that holds the texts of numpy arrays of several widths ('<U1', '<U12'); None for other dtypes.
+
+    A width is no property of the texts: numpy takes that of the longest one in each array.
+    """
+    if framework.name != "numpy" or {dtype.kind for dtype in dtypes} not in ({"U"}, {"S"}):
+        return None
+    if any(not dtype.isnative for dtype in dtypes):
+        return None
+    return max(dtypes, key=lambda dtype: dtype.itemsize)  # type: ignore[no-any-return]
+
+
 def _stack_dense(
-    field: Field, present: list[Any], framework: Framework, validity: Validity, path: str, policy: ShapePolicy
+    field: Field, present: list[Any], framework: Framework, validity: Validity, path: str, options: StackOptions
 ) -> TensorColumn | RaggedColumn:
     """Stack dense tensors of one framework and dtype; `present` has those of the valid rows."""
     shapes = [value.shape for value in present] if framework.name == "torch" else list(map(framework.shape, present))
     mixed = len(set(shapes)) > 1
-    if mixed and policy == "error":
+    if mixed and options.shapes == "error":
         hint = "Stack with shapes='pad' or shapes='ragged', or bring them to one shape."
         raise _mixed_error(path, [format_shape(shape) for shape in shapes], validity, "shapes", hint)
-    if mixed and policy == "ragged":
+    if mixed and options.shapes == "ragged":
         flat = framework.concat([framework.reshape(value, (-1,)) for value in present])
         row_shapes = [tuple(shape) for shape in shapes]
         return RaggedColumn(
@@ -250,7 +270,7 @@ def _stack_dense(
         present = fill_gaps(validity, present, zeros)
         shapes = fill_gaps(validity, shapes, (0,) * len(largest))
     try:
-        data = framework.stack(present)
+        data = framework.stack_for_gathering(present) if options.for_gathering else framework.stack(present)
     except RuntimeError as error:
         raise ColumnError(f"{path}: the tensors do not stack: {error}") from error
     return TensorColumn(field, data, framework, validity, np.array(shapes, np.int64) if mixed else None)

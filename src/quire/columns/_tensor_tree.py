@@ -175,34 +175,36 @@ def join_tensors(columns: Columns, leaves: Iterator[Any], *, traced: bool = Fals
     return uneven
 
 
-def lose_values(columns: Columns, path: str = "") -> Columns:
+def mark_lost(columns: Columns, path: str = "") -> Columns:
     """Return columns without tensors in which everything else is lost, for a function that a compiler traces."""
     path = path or columns.schema.name
-    lost = {name: _lose_column(column, f"{path}.{name}") for name, column in columns.columns.items()}
-    return Columns(columns.schema, lost, columns.length, _lose(columns.validity, f"{path}: rows without a document"))
+    lost = {name: _mark_column_lost(column, f"{path}.{name}") for name, column in columns.columns.items()}
+    return Columns(
+        columns.schema, lost, columns.length, _mark_part_lost(columns.validity, f"{path}: rows without a document")
+    )
 
 
-def _lose_column(column: Any, path: str) -> Column:
-    kind, validity = _kind_of(column), _lose(column.validity, f"{path}: missing values")
+def _mark_column_lost(column: Any, path: str) -> Column:
+    kind, validity = _kind_of(column), _mark_part_lost(column.validity, f"{path}: missing values")
     if kind is _TENSOR:
         tensor = _make_tensor_column(column, None, column.framework)
-        tensor.validity, tensor.shapes = validity, _lose(column.shapes, f"{path}: the shapes of rows")
+        tensor.validity, tensor.shapes = validity, _mark_part_lost(column.shapes, f"{path}: the shapes of rows")
         return tensor
     if kind is _RAGGED:
         ragged = _make_ragged_column(column, None, column.framework)
-        ragged.validity, ragged.shapes = validity, _lose(column.shapes, f"{path}: the shapes of rows")
-        ragged.offsets = _lose(column.offsets, f"{path}: offsets")
+        ragged.validity, ragged.shapes = validity, _mark_part_lost(column.shapes, f"{path}: the shapes of rows")
+        ragged.offsets = _mark_part_lost(column.offsets, f"{path}: offsets")
         return ragged
     if kind is _DOCUMENT:
-        return _make_document_column(column, lose_values(column.columns, path))
+        return _make_document_column(column, mark_lost(column.columns, path))
     if kind is _DOCUMENTS:
-        documents = _make_documents_column(column, lose_values(column.flat, path))
-        documents.validity, documents.offsets = validity, _lose(column.offsets, f"{path}: offsets")
+        documents = _make_documents_column(column, mark_lost(column.flat, path))
+        documents.validity, documents.offsets = validity, _mark_part_lost(column.offsets, f"{path}: offsets")
         return documents
     return _make_lost_column(column.field, path)
 
 
-def _lose(part: Any, name: str) -> Any:
+def _mark_part_lost(part: Any, name: str) -> Any:
     """Return what replaces a part of a column in a compiled function; None stays None."""
     return None if part is None else Lost(name)
 

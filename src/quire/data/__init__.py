@@ -4,9 +4,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 from quire.data._dataset import MultiModalDataset
+from quire.data._decode_audio import decode_audio
+from quire.data._decode_image import decode_image
+from quire.data._decode_video import decode_video
+from quire.data._encode_image import encode_image
 from quire.data._epoch import Last as Last
 from quire.data._epoch import RowOrder as RowOrder
 from quire.data._epoch import Slice as Slice
+from quire.data._media_steps import DecodeWarning
 from quire.data._missing import Missing as Missing
 from quire.data._missing import MissingOptions as MissingOptions
 from quire.data._preprocessing import batched
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from quire.data._worker_loader import WorkerLoader as WorkerLoader
 
 __all__ = [
+    "DecodeWarning",
     "LoaderStateWarning",
     "MixedDataset",
     "MultiModalDataset",
@@ -37,6 +43,10 @@ __all__ = [
     "StreamingDataset",
     "TokenBlock",
     "batched",
+    "decode_audio",
+    "decode_image",
+    "decode_video",
+    "encode_image",
     "flatten_cu_seqlens",
     "from_spark",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -11,18 +12,13 @@ from quire._extra_fields import document_validator
 from quire._optional import is_loaded, require
 from quire._protocols import is_document_type
 from quire.array import DocumentBatch
-from quire.columns import (
-    Columns,
-    ShapePolicy,
-    StackOptions,
-    stack,
-)
+from quire.columns import Column, Columns, ShapePolicy, StackOptions, TensorColumn, stack
 from quire.data._column_store import convert_columns, default_framework
 from quire.data._infer_column import DescribeRow, stack_inferred
 from quire.data._missing import MissingPolicy
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, FunctionError, MissingValueError, OptionError
-from quire.schema import STORED
+from quire.schema import STORED, Field, FieldKind, Schema
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -115,8 +111,14 @@ def check_output(output: Any) -> None:
 def validate_as(
     document_type: type[BaseDocument], columns: Columns, shapes: ShapePolicy, describe_row: DescribeRow
 ) -> Columns:
-    """Validate the rows as documents of another class, and return the columns of that class."""
+    """Validate the rows as documents of another class, and return the columns of that class.
+
+    Where the columns themselves show that every row is valid, no documents are made.
+    """
     schema = document_type.document_schema()
+    fitting = _fit_columns(schema, columns)
+    if fitting is not None:
+        return fitting
     accepted = schema.accepted
     documents = []
     for row, document in enumerate(columns.iter_documents()):
@@ -132,3 +134,32 @@ def validate_as(
                 f"{describe_row(row)} is no {document_type.__name__} after preprocessing: {path}: {first['msg']}."
             ) from error
     return stack(schema, documents, StackOptions(shapes=shapes))
+
+
+def _fit_columns(schema: Schema, columns: Columns) -> Columns | None:
+    """Return columns as those of a schema, if validating their rows would change none and refuse none."""
+    if schema.checks_rows or schema.keeps_more or columns.extra_states is not None:
+        return None
+    by_name = columns.columns
+    if not all(field.name in by_name and _fits(field, by_name[field.name]) for field in schema.fields):
+        return None
+    fitted = {field.name: _with_field(by_name[field.name], field) for field in schema.fields}
+    return Columns(schema, fitted, columns.length, columns.validity)
+
+
+def _fits(field: Field, column: Column) -> bool:
+    if field.constrained or field.decodes_input or (not field.nullable and column.validity is not None):
+        return False
+    if field.kind is FieldKind.TENSOR and type(column) is TensorColumn and column.field.kind is FieldKind.TENSOR:
+        framework = column.framework
+        # The tensors of another framework are converted by validation, and so are those of other dtypes.
+        same = field.type.framework in (None, framework)
+        return same and field.spec.fits(framework.shape(column.data)[1:], framework.dtype(column.data))
+    is_plain = field.kind in (FieldKind.SCALAR, FieldKind.TEXT, FieldKind.BYTES)
+    return is_plain and column.field.kind is field.kind and column.field.type is field.type
+
+
+def _with_field(column: Column, field: Field) -> Column:
+    changed = copy.copy(column)
+    changed.field = field
+    return changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
@@ -37,12 +38,22 @@ from quire.data._column_store import (
     in_worker,
     store_columns,
 )
+from quire.data._draws import Augmentation, SharedEpoch
 from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
+from quire.data._media_steps import DecodeWarning, FailedRows
 from quire.data._missing import Missing, MissingPolicy
-from quire.data._preprocessing import BatchRun, Preprocessing, Step, plan_steps, run_steps, unify_batch_shapes
+from quire.data._preprocessing import (
+    BatchRun,
+    Preprocessing,
+    Step,
+    leave_out_failed,
+    plan_steps,
+    run_steps,
+    unify_batch_shapes,
+)
 from quire.data._shm_transport import shared_arena, use_shared_memory
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, OptionError, SchemaError
+from quire.errors import DecodeError, DocumentTypeError, OptionError, SchemaError, reject_unknown_options
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -90,6 +101,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         "_batch_type",
         "_columns",
         "_copies_only",
+        "_epoch",
         "_framework",
         "_gathering",
         "_guard",
@@ -98,12 +110,14 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         "_output",
         "_ragged",
         "_rows",
+        "_seed",
         "_shapes",
         "_steps",
     )
     document_type: ClassVar[type[Any]] = BaseDocument
 
-    def __init__(
+    @reject_unknown_options
+    def __init__(  # noqa: PLR0913 - the options of a dataset, each by name
         self,
         documents: Iterable[DocT] | DocumentBatch[DocT],
         preprocessing: Preprocessing | None = None,
@@ -113,6 +127,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         shapes: ShapePolicy = "error",
         missing: Missing = "raise",
         allow_empty: bool = False,
+        seed: int = 0,
     ) -> None:
         """Stack the documents.
 
@@ -123,6 +138,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             `batch.validity(path)` shows which rows have a value. `{'label': -100}` fills the fields that it names. A
             field that is None in all rows reads as None.
         allow_empty: whether a dataset may have no rows. Otherwise that is an error: training on it would do nothing.
+        seed: determines the random crops and flips of `decode_image` and its like, with the epoch (`set_epoch`) and
+            the row.
         """
         if self.document_type is BaseDocument:
             raise SchemaError("MultiModalDataset needs the documents' class: MultiModalDataset[Student](...).")
@@ -138,6 +155,8 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         # Without ragged columns and functions, all batches have one shape, and the search for ragged ones is skipped.
         self._ragged = shapes != "ragged" and has_ragged(self._columns)
         self._rows: NDArray[np.int64] | None = None
+        self._seed: int | None = whole_number("seed", seed)  # None for the evaluation form
+        self._epoch = SharedEpoch()
         self._steps: tuple[Step, ...] = plan_steps(self._columns.schema, preprocessing)
         self._arena = Arena()
         self._missing = MissingPolicy.plan(missing, self._columns.schema, self._steps, output, shapes)
@@ -175,7 +194,10 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """Return a preprocessed document by position, or a dataset of the documents of a slice, list or mask."""
         rows = resolve_index(key, len(self))
         if isinstance(rows, int):
-            return self.__getitems__([rows])[0]
+            batch = self.__getitems__([rows])
+            if not len(batch):
+                raise DecodeError(f"document {rows} is skipped (on_error='skip'), because it cannot be decoded.")
+            return batch[0]
         part = self.__copy__()  # shares the columns and the plans, and only has other rows
         part._set_rows((np.arange(len(self._columns)) if self._rows is None else self._rows)[rows])
         return part
@@ -231,11 +253,23 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def _process(self, positions: NDArray[np.int64], arenas: Arenas, *, is_worker: bool = False) -> DocumentBatch[DocT]:
         """Gather rows, run the functions, unify shapes, validate the result, and check for missing values."""
         columns = self._gathering.gather(positions, arenas)
-        ids, name = columns.columns.get("id"), columns.schema.name
-        shows_zeros = self._missing.mode == "mask"
-        run = BatchRun(positions, ids, self._shapes, self._framework, name, arenas.batch, shows_zeros)
+        run = BatchRun(
+            positions,
+            columns.columns.get("id"),
+            self._shapes,
+            self._framework,
+            columns.schema.name,
+            arenas.batch,
+            shows_zeros=self._missing.mode == "mask",
+            augmentation=None if self._seed is None else Augmentation(self._seed, self._epoch.value),
+            failed=FailedRows(),
+        )
         if self._steps or self._ragged:
-            columns = unify_batch_shapes(run_steps(columns, self._steps, run), run)
+            columns, kept = leave_out_failed(run_steps(columns, self._steps, run), run)
+            for message in run.failed.messages:
+                warnings.warn(message, DecodeWarning, stacklevel=3)
+            run = run if kept is None else run.keep_rows(kept)
+            columns = unify_batch_shapes(columns, run)
         if self._output is not None:
             columns = validate_as(self._output, columns, self._shapes, run.describe_row)
             columns = convert_columns(columns, self._framework)
@@ -251,9 +285,11 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
         The functions of the dataset run on a copy of the documents, in the same order, and the options `output`,
         `framework`, `shapes` and `missing` apply. A service calls this to give a model what it was trained on. A field
         that is None in all of the documents, such as the label, reads as None. May be called by several threads at
-        once if the functions may.
+        once if the functions may. Steps with random augmentations, such as `decode_image(crop='random')`, run in their
+        evaluation form: a centre crop, and no flip.
         """
         new = self.__copy__()
+        new._seed = None
         new._columns = store_columns(stack_documents(type(self), documents), self._framework)
         new._rows = new._numbers = None
         new._ragged = self._shapes != "ragged" and has_ragged(new._columns)
@@ -266,9 +302,22 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __iter__(self) -> Iterator[DocT]:
         return (self[row] for row in range(len(self)))
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that random augmentations depend on."""
+        return self._epoch.value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that random augmentations depend on; without a call, all epochs get the same ones.
+
+        Forked workers see it at once, also persistent ones; spawned workers have the epoch in which they were started.
+        """
+        self._epoch.value = whole_number("epoch", epoch)
+
     collate_fn = _CollateFunction()
     """Pass this to a DataLoader: it returns batches unchanged, and collates documents."""
 
+    @reject_unknown_options
     def iter_batches(
         self,
         batch_size: int,
@@ -342,4 +391,4 @@ def stack_documents(dataset_type: type[Any], documents: Any) -> Columns:
             raise DocumentTypeError(f"{dataset_type.__name__} takes documents of its class, got {describe(documents)}.")
         return documents._columns
     rows = DocumentArray[dataset_type.document_type](documents)  # type: ignore[name-defined]
-    return stack(schema, rows._documents, StackOptions(shapes="ragged"))
+    return stack(schema, rows._documents, StackOptions(shapes="ragged", for_gathering=True))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -151,7 +151,7 @@ class DeviceRing:
             if slot.event is not None:
                 self._device.synchronize(slot.event)
             slot.clear()
-            with place_buffers(slot.take) if _gathers_directly(dataset) else nullcontext():
+            with _place_batch(dataset, slot):
                 [batch] = dataset.fetch(step)
             sent = batch._with(batch._columns.map_tensors(partial(self._copy, slot, tensors)))
         finally:
@@ -226,12 +226,16 @@ class _Slot:
         return value.copy() if isinstance(value, np.ndarray) and self._holds(value.ctypes.data) else value
 
 
-def _gathers_directly(dataset: Any) -> bool:
-    """Return whether rows are only copied into a batch, so that nothing else can refer to the memory of the copies.
+def _place_batch(dataset: Any, slot: _Slot) -> AbstractContextManager[None]:
+    """Let rows be copied and decoded straight into a slot, where nothing else can refer to the memory of a batch.
 
-    Functions of the user may keep tensors, and packing keeps rows for the next batch; a slot is filled again.
+    Functions of the user may keep tensors, and packing keeps rows for the next batch; a slot is filled again. Of shards
+    that are not mapped, only decoded rows are placed in the slot.
     """
-    return dataset.only_copies and isinstance(getattr(dataset, "_fetch", None), Fetch)
+    fetch = getattr(dataset, "_fetch", None)
+    if not isinstance(fetch, Fetch) or not fetch.keeps_no_memory:
+        return nullcontext()
+    return place_buffers(slot.take, only_results=not fetch.is_mapped)
 
 
 def split_group(group: Any) -> Iterator[Any]:

@@ -158,7 +158,12 @@ class MissingPolicy:
         """
         if self.mode != "raise":
             return
-        paths = [path for path in numeric_paths(dataset.schema) if not self.touches(path)]
+        read = dataset._paths  # the schema has whole nested documents, also if only some of their fields are read
+        paths = [
+            path
+            for path in numeric_paths(dataset.schema)
+            if not self.touches(path) and (read is None or any(path[: len(each)] == each for each in read))
+        ]
         counts = _read_null_counts(dataset, paths) if paths else {}
         for path in paths:
             if path in counts and counts[path].is_partial and self.checks(path):
@@ -287,7 +292,8 @@ def missing_value_error(schema: Schema, path: FieldPath, where: str, number: str
     return MissingValueError(
         f"{schema.name}.{name}: {where} has no value, and the column would hold zeros in its place.{counted} Choose: "
         f"missing={{{name!r}: value}} fills them; missing='mask' delivers zeros, and batch.validity({name!r}) shows "
-        "which rows have a value; or drop these rows, or fill the field in preprocessing."
+        "which rows have a value; or drop these rows, or fill the field in a function of whole rows, "
+        "preprocessing={'': function}."
     )
 
 

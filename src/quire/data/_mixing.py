@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from math import inf, isfinite
@@ -18,9 +18,11 @@ from quire.columns import Column, Columns, ObjectColumn, RaggedColumn, TensorCol
 from quire.data._bijection import derive_key, uniform
 from quire.data._collate import register_default_collate
 from quire.data._column_store import in_worker
+from quire.data._derived_stream import DerivedStream
 from quire.data._epoch import RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._loader import Loader
+from quire.data._packing import PackedDataset, PackState
 from quire.data._row_mixing import (
     MixPass,
     RowGroup,
@@ -38,7 +40,7 @@ from quire.data._shm_transport import use_shared_memory
 from quire.data._streaming import StreamingDataset, StreamState, _doubling
 from quire.data._trainers import check_trainer
 from quire.document import BaseDocument
-from quire.errors import ColumnError, OptionError
+from quire.errors import ColumnError, OptionError, reject_unknown_options
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+if TYPE_CHECKING:
+    Part = StreamingDataset[DocT] | DerivedStream[DocT]
+    """A dataset of a mix: rows, blocks of tokens, or windows."""
 Stop = Literal["first", "all"]
 Mix = Literal["batch", "row"]
 Weights = Sequence[float] | Mapping[str, float]
@@ -53,6 +58,7 @@ Weights = Sequence[float] | Mapping[str, float]
 _DRAWS = 4_096
 """The number of draws that are computed at a time."""
 _STATE_KEYS = {"epoch", "step", "origin", "mix", "drawn", "datasets"}
+_OTHER_MIX = "the state is of another mix: open the same datasets with the same weights and seed."
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class MixedState:
     origin: int
     mix: str
     drawn: str
-    datasets: dict[str, StreamState]
+    datasets: dict[str, StreamState | PackState]
     rows: int = 0
     """The number of rows of the batch, which is not part of the state."""
 
@@ -77,13 +83,12 @@ class MixedState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
-        state = asdict(self)
-        del state["rows"]
-        return state
+        state = {name: getattr(self, name) for name in ("epoch", "step", "origin", "mix", "drawn")}
+        return {**state, "datasets": {name: part.to_dict() for name, part in self.datasets.items()}}
 
     @classmethod
-    def from_dict(cls, state: Any) -> MixedState:
-        """Read a state that `to_dict` returned; anything else is an OptionError."""
+    def from_dict(cls, state: Any, streams: Mapping[str, StreamingDataset[Any]]) -> MixedState:
+        """Read a state that `to_dict` returned, for datasets of these names; anything else is an OptionError."""
         if (
             not isinstance(state, Mapping)
             or not set(state) >= _STATE_KEYS
@@ -93,7 +98,9 @@ class MixedState:
         counts = [state[name] for name in ("epoch", "step", "origin")]
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise OptionError(f"the state is damaged: epoch, step and origin are {counts}.")
-        datasets = {name: StreamState.from_dict(part) for name, part in state["datasets"].items()}
+        if set(state["datasets"]) != set(streams):
+            raise OptionError(_OTHER_MIX)
+        datasets = {name: stream._state_type.from_dict(state["datasets"][name]) for name, stream in streams.items()}
         epoch, step, origin = counts
         return cls(epoch, step, origin, state["mix"], state["drawn"], datasets)
 
@@ -108,13 +115,16 @@ class MixedDataset(Generic[DocT]):
       rows of a batch are sorted by dataset; `batch.sources` has the number of the dataset of each row. The datasets
       have the same `batch_size`, `last`, ranks and framework, and their classes a common base.
 
+    With `mix='batch'`, the datasets may also be blocks of tokens (`dataset.pack`) and windows (`dataset.windows`).
+
     Workers share the steps, and a state determines the next batch exactly, with any number of ranks and workers. With
     `stop='first'`, a pass ends when the dataset that comes next has no rows left; by rows, at most one row of that
     dataset is left out. With `stop='all'`, it ends when every dataset was read completely at least once, and a dataset
     that ends before the others begins its next epoch. The pass after it starts every dataset with a new epoch.
 
     weights: a number for each dataset; equal by default. temperature: weights by size instead, `rows ** (1 /
-        temperature)`: 1 is in proportion to the sizes, and a high temperature makes the weights equal.
+        temperature)`: 1 is in proportion to the sizes, and a high temperature makes the weights equal. The size of a
+        packed dataset is its number of tokens.
     schedule: for `mix='row'`, weights that change during training: `[(0, [9, 1]), (1_000_000, [1, 1])]` are those from
         the first row on, and those after a million rows on all ranks, counted over all passes.
     rows: for `mix='row'`, the epochs of each dataset in a pass, such as `{'web': 1.0, 'code': 2.5}`. A pass has exactly
@@ -125,7 +135,7 @@ class MixedDataset(Generic[DocT]):
     @overload
     def __init__(
         self,
-        datasets: Mapping[str, StreamingDataset[DocT]] | Sequence[StreamingDataset[DocT]],
+        datasets: Mapping[str, Part[DocT]] | Sequence[Part[DocT]],
         weights: Weights | None = None,
         *,
         mix: Mix = "batch",
@@ -138,7 +148,7 @@ class MixedDataset(Generic[DocT]):
     @overload
     def __init__(
         self: MixedDataset[Any],
-        datasets: Mapping[str, StreamingDataset[Any]] | Sequence[StreamingDataset[Any]],
+        datasets: Mapping[str, Part[Any]] | Sequence[Part[Any]],
         weights: Weights | None = None,
         *,
         mix: Mix = "batch",
@@ -148,9 +158,10 @@ class MixedDataset(Generic[DocT]):
         seed: int = 0,
         stop: Stop = "first",
     ) -> None: ...
+    @reject_unknown_options
     def __init__(  # noqa: PLR0913
         self,
-        datasets: Mapping[str, StreamingDataset[Any]] | Sequence[StreamingDataset[Any]],
+        datasets: Mapping[str, Part[Any]] | Sequence[Part[Any]],
         weights: Weights | None = None,
         *,
         mix: Mix = "batch",
@@ -162,9 +173,7 @@ class MixedDataset(Generic[DocT]):
     ) -> None:
         named = datasets.items() if isinstance(datasets, Mapping) else enumerate(datasets)
         self.datasets = {str(name): dataset for name, dataset in named}
-        for name, dataset in self.datasets.items():
-            if not isinstance(dataset, StreamingDataset):
-                raise OptionError(f"a mix has streaming datasets, got {describe(dataset)} for {name!r}.")
+        self._streams = _find_streams(self.datasets, mix)
         self.seed, self.stop, self.mix = whole_number("seed", seed), stop, mix
         if mix not in ("batch", "row"):
             raise OptionError(f"mix={mix!r}: use 'batch' or 'row'.")
@@ -178,19 +187,19 @@ class MixedDataset(Generic[DocT]):
             weights = _weights_by_size(self.datasets, temperature)
         self._row_mix: RowMix | None = None
         if mix == "row":
-            if any(dataset.options.max_tokens is not None for dataset in self.datasets.values()):
+            if any(dataset.options.max_tokens is not None for dataset in self._streams.values()):
                 raise OptionError("mix='row' makes batches of rows, and max_tokens has made them already: use one.")
-            self._row_mix = _plan_rows(self.datasets, weights, schedule, rows, stop)
-            self._row_type = _find_common_type(self.datasets)
-            self._row_ids = {name: _identify(dataset) for name, dataset in self.datasets.items()}
+            self._row_mix = _plan_rows(self._streams, weights, schedule, rows, stop)
+            self._row_type = _find_common_type(self._streams)
+            self._row_ids = {name: _identify(dataset) for name, dataset in self._streams.items()}
             self._mix = f"{derive_key(self.seed, int(self._row_mix.digest, 16)):x}"
         elif schedule is not None or rows is not None:
             raise OptionError(f"{chosen[0]} is an option of mix='row', which counts rows: pass mix='row'.")
         else:
-            self._bounds = _cumulative_weights(self.datasets, _in_order("weights", self.datasets, weights))
-            _check_all_drawn(self.datasets, np.diff(self._bounds, prepend=0.0), stop)
+            self._bounds = _cumulative_weights(self._streams, _in_order("weights", self._streams, weights))
+            _check_all_drawn(self._streams, np.diff(self._bounds, prepend=0.0), stop)
             bounds = np.frombuffer(self._bounds.tobytes(), np.uint64).tolist()
-            self._mix = f"{derive_key(self.seed, len(self.datasets), *bounds):x}"
+            self._mix = f"{derive_key(self.seed, len(self._streams), *bounds):x}"
         self._registry = EpochRegistry()
         self._state: MixedState | RowState | None = None
         self._resume: MixedState | RowState | None = None
@@ -218,7 +227,7 @@ class MixedDataset(Generic[DocT]):
 
     def groups(self, pass_id: int, is_alone: Callable[[], bool]) -> Iterator[Any]:
         """Iterate over the steps of a pass, in groups for `fetch`; they are larger while no batches are made ahead."""
-        worker, parts = Worker(0, 0, pass_id), list(self.datasets.values())
+        worker, parts = Worker(0, 0, pass_id), list(self._streams.values())
         alone, ahead = (min(getattr(part, name) for part in parts) for name in ("_group_size", "_group_size_ahead"))
         return self._begin(worker, lambda: alone if is_alone() else ahead)
 
@@ -238,13 +247,13 @@ class MixedDataset(Generic[DocT]):
                 yield batch
 
     def _end(self, pass_id: int) -> None:
-        for registry in (self._registry, *(dataset._registry for dataset in self.datasets.values())):
+        for registry in (self._registry, *(dataset._registry for dataset in self._streams.values())):
             registry.end(pass_id)
 
     def _begin(self, worker: Worker, group_size: Callable[[], int] | None = None) -> Iterator[Any]:
         """Begin or resume a pass as one of its workers, and return its steps."""
         # Raises an error for invalid ranks, before the pass begins.
-        world_size = max(dataset._slice(PassStart()).world_size for dataset in self.datasets.values())
+        world_size = max(dataset._slice(PassStart()).world_size for dataset in self._streams.values())
         check_trainer(self._registry, world_size, 1, is_resumed=self._resume is not None)
         if self._row_mix is not None:
             return self._begin_rows(self._row_mix, worker, group_size)
@@ -252,23 +261,23 @@ class MixedDataset(Generic[DocT]):
         if isinstance(resumed, MixedState):
             start, origin = PassStart(resumed.epoch, resumed.step), resumed.origin
             self._registry.resume(start, worker)
-            cursors = [_Cursor.resume(ds, resumed.datasets[name], worker) for name, ds in self.datasets.items()]
+            cursors = [_Cursor.resume(ds, resumed.datasets[name], worker) for name, ds in self._streams.items()]
         else:
             start = self._registry.begin(worker, 1)
             origin = start.position
-            cursors = [_Cursor.begin(dataset, worker) for dataset in self.datasets.values()]
+            cursors = [_Cursor.begin(dataset, worker) for dataset in self._streams.values()]
             self._state = self._state_at(start, origin, "", cursors)
         return self._drawn_steps(worker, start, origin, cursors)
 
     def _drawn_steps(
         self, worker: Worker, start: PassStart, origin: int, cursors: list[_Cursor]
     ) -> Iterator[_DrawnStep]:
-        names = list(self.datasets)
+        names = list(self._streams)
         for step, number in self._steps(start, cursors):
             if worker.workers and (step - origin) % worker.workers != worker.number:
                 continue
             state = self._state_at(PassStart(start.epoch, step + 1), origin, names[number], cursors)
-            yield _DrawnStep(self.datasets[names[number]], cursors[number].last_step(), state)
+            yield _DrawnStep(self._streams[names[number]], cursors[number].last_step(), state)
 
     def _steps(self, start: PassStart, cursors: list[_Cursor]) -> Iterator[tuple[int, int]]:
         """Advance the cursors step by step to the end of the pass: each step, and the number of its dataset."""
@@ -311,16 +320,16 @@ class MixedDataset(Generic[DocT]):
         """
         if self._row_mix is not None:
             return self._count_row_steps(self._row_mix)
-        if self.stop == "first" and all(dataset.options.epochs is None for dataset in self.datasets.values()):
+        if self.stop == "first" and all(dataset.options.epochs is None for dataset in self._streams.values()):
             raise TypeError("datasets with epochs=None never end, and have no length together.")
         start = self._registry.current_start(1)
-        cursors = [_Cursor.next(dataset) for dataset in self.datasets.values()]
+        cursors = [_Cursor.next(dataset) for dataset in self._streams.values()]
         return start.position + sum(1 for _ in self._steps(start, cursors))
 
     # --- state
 
     def _state_at(self, at: PassStart, origin: int, drawn: str, cursors: list[_Cursor]) -> MixedState:
-        states = {name: cursor.state() for name, cursor in zip(self.datasets, cursors, strict=True)}
+        states = {name: cursor.state() for name, cursor in zip(self._streams, cursors, strict=True)}
         return MixedState(at.epoch, at.position, origin, self._mix, drawn, states)
 
     def state_dict(self) -> dict[str, Any]:
@@ -330,7 +339,7 @@ class MixedDataset(Generic[DocT]):
         if self._state is None and self._row_mix is not None:
             return self._row_state(self._row_mix, self._registry.current_start(1)).to_dict()
         if self._state is None:
-            cursors = [_Cursor.next(dataset) for dataset in self.datasets.values()]
+            cursors = [_Cursor.next(dataset) for dataset in self._streams.values()]
             start = self._registry.current_start(1)
             return self._state_at(start, start.position, "", cursors).to_dict()
         return self._state.to_dict()
@@ -344,23 +353,23 @@ class MixedDataset(Generic[DocT]):
         if self._row_mix is not None:
             self._load_row_state(self._row_mix, state)
             return
-        resumed = MixedState.from_dict(state)
-        if resumed.mix != self._mix or set(resumed.datasets) != set(self.datasets):
-            raise OptionError("the state is of another mix: open the same datasets with the same weights and seed.")
+        resumed = MixedState.from_dict(state, self._streams)
+        if resumed.mix != self._mix:
+            raise OptionError(_OTHER_MIX)
         for name, part in resumed.datasets.items():
-            part.check(self.datasets[name].order, self.datasets[name]._fingerprint)
+            part.check(self._streams[name].order, self._streams[name]._fingerprint)
         if this_worker() is not None:
             self._state = self._resume = resumed
             return
         # A pass that has ended is resumed as the beginning of the next pass.
-        starts = {name: resumed.datasets[name].position() for name in self.datasets}
-        cursors = [_Cursor(dataset, starts[name], 0) for name, dataset in self.datasets.items()]
+        starts = {name: resumed.datasets[name].position() for name in self._streams}
+        cursors = [_Cursor(dataset, starts[name], 0) for name, dataset in self._streams.items()]
         start = PassStart(resumed.epoch, resumed.step)
         if self._is_over(resumed.epoch, resumed.step, cursors):
             start = PassStart(resumed.epoch + 1)
-            starts = {name: cursor.next_pass() for name, cursor in zip(self.datasets, cursors, strict=True)}
+            starts = {name: cursor.next_pass() for name, cursor in zip(self._streams, cursors, strict=True)}
         for name, part_start in starts.items():
-            self.datasets[name]._registry.set_next(part_start)
+            self._streams[name]._registry.set_next(part_start)
         self._registry.set_next(start)
         self._state = None
 
@@ -371,25 +380,25 @@ class MixedDataset(Generic[DocT]):
     @property
     def only_copies(self) -> bool:
         """Whether batches are rows of mapped files without any change."""
-        return self.mix == "batch" and all(dataset.only_copies for dataset in self.datasets.values())
+        return self.mix == "batch" and all(dataset.only_copies for dataset in self._streams.values())
 
     @property
     def framework(self) -> str:
         """The framework of the batches: torch, if some of the datasets have it."""
-        frameworks = {dataset.framework for dataset in self.datasets.values()}
+        frameworks = {dataset.framework for dataset in self._streams.values()}
         return "torch" if "torch" in frameworks else min(frameworks)
 
     @property
     def memory_bytes(self) -> int:
         """The budget for the batches that a loader prefetches."""
-        return min(dataset.options.memory_bytes for dataset in self.datasets.values())
+        return min(dataset.options.memory_bytes for dataset in self._streams.values())
 
     # --- rows of all datasets in a batch
 
     def _row_share(self, current: MixPass, position: int) -> Slice:
         """Return this rank's share of a pass from a position on."""
         parts = {
-            name: (ds._rank_and_world_size(), ds.batch_size, ds.options.last) for name, ds in self.datasets.items()
+            name: (ds._rank_and_world_size(), ds.batch_size, ds.options.last) for name, ds in self._streams.items()
         }
         _check_equal(parts, ("ranks", "batch_size", "last"))
         (rank, world_size), batch_size, last = next(iter(parts.values()))
@@ -404,13 +413,13 @@ class MixedDataset(Generic[DocT]):
             current = mix.pass_at(resumed.epoch)
             share = self._row_share(current, resumed.start)
             self._registry.resume(PassStart(resumed.epoch, resumed.start, 0, resumed.taken), worker)
-            first, taken, counts = resumed.step, resumed.taken, [resumed.counts[name] for name in self.datasets]
+            first, taken, counts = resumed.step, resumed.taken, [resumed.counts[name] for name in self._streams]
         else:
             start = self._registry.begin(worker, 1)
             self._state = self._row_state(mix, start)
             current, first, taken = mix.pass_at(start.epoch), 0, start.taken
             share, counts = self._row_share(current, start.position), mix.unpack(current, start.position, start.done)
-        group_size = group_size or _doubling(min(dataset._group_size for dataset in self.datasets.values()))
+        group_size = group_size or _doubling(min(dataset._group_size for dataset in self._streams.values()))
         return self._row_groups(RowGroup(current, share, taken, ()), worker, first, counts, group_size)
 
     def _row_groups(
@@ -430,15 +439,16 @@ class MixedDataset(Generic[DocT]):
 
     def _fetch_rows(self, group: RowGroup) -> Iterator[DocumentBatch[DocT]]:
         """Read the rows of each dataset for some steps, and join them."""
-        datasets = list(self.datasets.values())
+        datasets = list(self._streams.values())
         orders = [dataset.order for dataset in datasets]
         steps = [group.find_rows(step, orders, self.seed) for step in group.steps]
         streams = []
         for number, dataset in enumerate(datasets):
             places = [place for step in steps for place in step[number].places]
             _read_ahead(dataset, places)
-            parts = [step[number].part for step in steps]
-            streams.append(dataset._fetch.batches([part for part in parts if len(part[0])]))
+            own_rows = [step[number] for step in steps if len(step[number].part[0])]
+            parts, epochs = [rows.part for rows in own_rows], [rows.epochs for rows in own_rows]
+            streams.append(dataset._fetch.batches(parts, epochs))
         for step, own in zip(group.steps, steps, strict=True):
             chosen = [number for number, rows in enumerate(own) if len(rows.part[0])]
             memory, batches = StepMemory([len(own[number].part[0]) for number in chosen]), []
@@ -458,7 +468,7 @@ class MixedDataset(Generic[DocT]):
         """Concatenate the rows of several datasets as a batch of their common class."""
         document_type = self._row_type
         parts = [_as_type(batch._columns, document_type) for batch in batches]
-        shapes = next(iter(self.datasets.values())).options.shapes
+        shapes = next(iter(self._streams.values())).options.shapes
         columns = parts[0] if len(parts) == 1 else memory.join(parts, shapes)
         for name, column in columns.columns.items():
             _check_joined(f"{columns.schema.name}.{name}", column, [part.columns[name] for part in parts])
@@ -480,7 +490,7 @@ class MixedDataset(Generic[DocT]):
     def _make_row_state(
         self, share: Slice, step: int, taken: int, counts: Sequence[int], drawn: Sequence[int], own: tuple[int, ...]
     ) -> RowState:
-        names = list(self.datasets)
+        names = list(self._streams)
         return RowState(
             epoch=share.epoch,
             start=share.start,
@@ -497,7 +507,7 @@ class MixedDataset(Generic[DocT]):
         )
 
     def _load_row_state(self, mix: RowMix, state: Any) -> None:
-        names = list(self.datasets)
+        names = list(self._streams)
         if isinstance(state, Mapping) and "_snapshot" in state:
             resumed = combine_workers(mix, names, state)
         else:
@@ -562,7 +572,7 @@ class _Cursor:
         return cls(dataset, start, 0, worker.pass_id)
 
     @classmethod
-    def resume(cls, dataset: StreamingDataset[Any], state: StreamState, worker: Worker) -> _Cursor:
+    def resume(cls, dataset: StreamingDataset[Any], state: StreamState | PackState, worker: Worker) -> _Cursor:
         """Resume a worker of a pass from its own state."""
         start = PassStart(state.epoch, state.start, state.done)
         if not state.divides_like(dataset._slice(PassStart())):
@@ -601,12 +611,28 @@ class _Cursor:
         """Return the step that was taken last."""
         return StepGroup(self._share, self._start.done, 0, [self._next - 1])
 
-    def state(self) -> StreamState:
+    def state(self) -> StreamState | PackState:
         """Return the position as the state of the dataset."""
         return self._dataset._state_at(StepGroup(self._share, self._start.done, 0, ()), self._next)
 
 
 # --- options
+
+
+def _find_streams(datasets: Mapping[str, Part[Any]], mix: Mix) -> dict[str, StreamingDataset[Any]]:
+    """Return the streams that count, divide and resume the datasets of a mix."""
+    streams = {}
+    for name, dataset in datasets.items():
+        if not isinstance(dataset, (StreamingDataset, DerivedStream)):
+            raise OptionError(f"a mix has streaming datasets, got {describe(dataset)} for {name!r}.")
+        if mix == "row" and isinstance(dataset, DerivedStream):
+            raise OptionError(
+                f"mix='row' puts rows of all datasets into one batch, and {name!r} has {_unit_of(dataset)}, which are "
+                "divided among the ranks as whole batches: use mix='batch'."
+            )
+        # Blocks of tokens and windows have a stream of their own.
+        streams[name] = dataset._stream if isinstance(dataset, DerivedStream) else dataset
+    return streams
 
 
 def _in_order(option: str, datasets: Mapping[str, Any], values: Weights | None) -> Sequence[float] | None:
@@ -624,14 +650,24 @@ def _check_all_drawn(datasets: Mapping[str, Any], shares: Sequence[float] | NDAr
         raise OptionError(f"stop='all' waits for every dataset, and {never_drawn} have weight 0: leave them out.")
 
 
-def _weights_by_size(datasets: Mapping[str, StreamingDataset[Any]], temperature: Any) -> list[float]:
+def _weights_by_size(datasets: Mapping[str, Part[Any]], temperature: Any) -> list[float]:
     if not isinstance(temperature, (int, float)) or not 0 < temperature < inf:
         raise OptionError(f"temperature is a number above 0, got {temperature!r}.")
-    sizes = [dataset.num_rows for dataset in datasets.values()]
+    units = {name: _unit_of(dataset) for name, dataset in datasets.items()}
+    if len(set(units.values())) > 1:
+        raise OptionError(f"temperature compares the sizes of datasets, and they count {units}: pass weights instead.")
+    sizes = [getattr(dataset, f"num_{units[name]}") for name, dataset in datasets.items()]
     largest = max(sizes, default=0) or 1
     # Relative to the largest, so that nothing overflows. Rounded, because `pow` may differ in its last bit on another
     # machine, and a state must fit there, too.
     return [round((size / largest) ** (1 / temperature), 12) for size in sizes]
+
+
+def _unit_of(dataset: Part[Any]) -> str:
+    """Return what a dataset consists of: 'rows', 'tokens' or 'windows'."""
+    if isinstance(dataset, PackedDataset):
+        return "tokens"
+    return "windows" if isinstance(dataset, DerivedStream) else "rows"
 
 
 def _plan_rows(

@@ -37,7 +37,7 @@ from quire.data._interleaved import InterleavedOrder
 from quire.data._lengths import LengthIndex, open_arrays
 from quire.data._shm_transport import use_shared_memory
 from quire.document import BaseDocument
-from quire.errors import OptionError
+from quire.errors import OptionError, reject_unknown_options
 from quire.schema import parse_path
 from quire.tensors import Framework, Tensor, get_framework
 from quire.typing import AnyTensor
@@ -45,7 +45,7 @@ from quire.typing import AnyTensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire.data._fetch import Fetch
+    from quire.data._fetch import Fetch, FinishBatch
     from quire.data._streaming import StreamingDataset
 
     Numbers = NDArray[np.int64]
@@ -518,8 +518,14 @@ class PackFetch:
         self.only_copies = fetch.only_copies
         self._counting = np.arange(length)
 
-    def batches(self, parts: list[BlockPart]) -> Iterator[DocumentBatch[Any]]:
-        """Make a batch of the blocks of each part."""
+    def batches(self, parts: list[BlockPart], epochs: object = None) -> Iterator[DocumentBatch[Any]]:
+        """Make a batch of the blocks of each part; no random augmentation depends on their epochs."""
+        for finish in self.gather(parts, epochs):
+            yield finish()
+
+    def gather(self, parts: list[BlockPart], epochs: object = None) -> Iterator[FinishBatch]:
+        """Gather the tokens of each part; see `Fetch.gather`."""
+        del epochs
         rows, starts, sizes = (np.concatenate([part[place] for part in parts]) for place in range(3))
         reader = self._stored._row_reader
         ranges = reader.locate_elements(self._path, rows, starts, sizes, self._index.lengths(rows))
@@ -532,7 +538,7 @@ class PackFetch:
             span, end = slice(end, end + len(part.rows)), end + len(part.rows)
             tokens = take_buffer(part.blocks * self._length * self._stored_dtype.itemsize).view(self._stored_dtype)
             ranges.copy(span, tokens.view(np.uint8), part.places * tokens.itemsize)
-            yield self._make_batch(part, tokens, is_first, documents)
+            yield partial(self._make_batch, part, tokens, is_first, documents)
 
     def _make_batch(
         self, part: BlockPart, tokens: NDArray[Any], is_first: Mask, documents: Columns
@@ -613,6 +619,7 @@ class PackedDataset(DerivedStream[TokenBlock[DocT]], Generic[DocT]):
     `state_dict()` is less than 200 bytes from which any number of ranks and workers continues with the very next token.
     """
 
+    @reject_unknown_options
     def __init__(
         self,
         dataset: StreamingDataset[DocT],

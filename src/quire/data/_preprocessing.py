@@ -27,7 +27,9 @@ from quire.columns import (
 )
 from quire.data._arena import Arena
 from quire.data._column_store import convert_column, convert_columns, has_ragged, unify_column, unify_shapes
+from quire.data._draws import Augmentation
 from quire.data._infer_column import infer_batched_column, infer_column, stack_tensors
+from quire.data._media_steps import DecodeStep, FailedRows, MediaStep, StepContext
 from quire.errors import ColumnError, FunctionError, MissingValueError, PathError, SchemaError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.tensors import TensorType
@@ -114,8 +116,24 @@ def plan_steps(schema: Schema, preprocessing: Preprocessing | None) -> tuple[Ste
         for alone, group in itertools.groupby(functions, _is_batched):
             together = tuple(group)
             groups += [(function,) for function in together] if alone else [together]
-        steps += [Step(path, group) for path in _find_paths(schema, key) for group in groups]
+        for path in _find_paths(schema, key):
+            if functions and isinstance(functions[0], MediaStep) and all(path != step.path for step in steps):
+                functions[0].check_field(_resolve_field(schema, path), f"{schema.name}.{join_path(path)}")
+            steps += [Step(path, group) for group in groups]
     return tuple(steps)
+
+
+def _resolve_field(schema: Schema, path: FieldPath) -> Field:
+    if not path or path[-1] == EACH:
+        return Field(
+            "", FieldKind.DOCUMENT, schema.resolve(path[:-1])[-1].document_type if path else schema.document_type
+        )
+    return schema.resolve(path)[-1]
+
+
+def decode_steps(steps: Iterable[Step]) -> list[DecodeStep]:
+    """Return the steps that decode media."""
+    return [function for step in steps for function in step.functions if isinstance(function, DecodeStep)]
 
 
 def _find_paths(schema: Schema, key: Any) -> list[FieldPath]:
@@ -172,6 +190,14 @@ class BatchRun(NamedTuple):
     """The memory for new tensors."""
     shows_zeros: bool
     """Whether batched functions read zeros for missing values; otherwise, reading them is an error."""
+    augmentation: Augmentation | None
+    """What random augmentations depend on; None for the evaluation form of all steps."""
+    failed: FailedRows
+    """The rows that could not be decoded; steps add to it."""
+
+    def keep_rows(self, kept: NDArray[np.int64]) -> BatchRun:
+        """Return the context of some of the rows."""
+        return self._replace(indices=self.indices[kept], ids=None if self.ids is None else self.ids.take(kept))
 
     def describe_row(self, row: int) -> str:
         """Describe the document of a row for a message."""
@@ -201,6 +227,15 @@ def run_steps(columns: Columns, steps: Iterable[Step], run: BatchRun) -> Columns
         except ColumnError as error:
             raise FunctionError(f"{step.name} on {run.describe_batch()}: {error}") from error
     return columns
+
+
+def leave_out_failed(columns: Columns, run: BatchRun, group: int = 1) -> tuple[Columns, NDArray[np.int64] | None]:
+    """Leave out or replace the rows that could not be decoded, and return which rows are left; None for all.
+
+    With `group`, windows of `group` consecutive rows are left out together.
+    """
+    kept = run.failed.select(len(columns), group)
+    return (columns, None) if kept is None else (columns.take(kept), kept)
 
 
 def unify_batch_shapes(columns: Columns, run: BatchRun) -> Columns:
@@ -259,6 +294,13 @@ def _run_on_documents(columns: Columns, step: Step, rows: NDArray[np.int64], run
 
 
 def _run_on_column(columns: Columns, column: Column, step: Step, rows: NDArray[np.int64], run: BatchRun) -> Column:
+    function = step.functions[0]
+    if isinstance(function, MediaStep):
+        path = run.describe_path(step)
+        context = StepContext(
+            path, rows, run.indices, run.describe_row, run.framework, run.arena, run.augmentation, run.failed
+        )
+        return function.run(column, context)
     own = _own_column(column)
     if step.is_batched:
         return _run_batched(columns, own, step, run)

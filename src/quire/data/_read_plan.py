@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 BYTES_AHEAD = 128 << 20
 """The bytes that are requested before they are needed, by all workers of a rank together."""
 _LEAST_AHEAD = 16 << 20
+_EARLY_BYTES = 16 << 20
+"""The bytes of the following steps that are requested together with those of the first step of a pass.
+
+They are downloaded after those of the first step. If they were requested when that is complete, the link would be idle
+for a round trip, and the loop would wait for the second step.
+"""
 _STEPS_AT_ONCE = 16
 """Planning several steps costs hardly more than one."""
 _MOST_STEPS = 4_096
@@ -79,24 +85,38 @@ class ReadPlan:
             if is_new:
                 self._check_room(group)
             self._request(group.steps[-1])
+            if is_new:
+                self._request_early(group, min(self._bytes_ahead or _EARLY_BYTES, _EARLY_BYTES))
             parts = {planned.step: planned.part for planned in self._planned if planned.step <= group.steps[-1]}
             return [parts[step] for step in group.steps]
 
     def extend(self, group: StepGroup) -> None:
         """Request the blocks of the steps after a group, up to a number of bytes."""
         with self._lock:
-            if group.share != self._share:
-                return
-            stride = _stride(group)
-            limit = self._bytes_ahead or max(BYTES_AHEAD // stride, _LEAST_AHEAD)
-            limit = min(limit, self._room // 4)
-            ahead = [planned.new_bytes for planned in self._planned if planned.step > group.steps[-1]]
-            count, size = len(ahead), sum(ahead)
-            while self._next < group.share.steps and count < _MOST_STEPS and size < limit:
-                last = min(self._next + stride * (_STEPS_AT_ONCE - 1), group.share.steps - 1)
-                size += self._add(group, last)
-                count += _STEPS_AT_ONCE
-            self._request(self._next)
+            if group.share == self._share:
+                self._plan_ahead(group, self._bytes_ahead or max(BYTES_AHEAD // _stride(group), _LEAST_AHEAD))
+                self._request(self._next)
+
+    def _request_early(self, group: StepGroup, limit: int) -> None:
+        """Request some of the blocks that are needed after the first step of a pass."""
+        self._plan_ahead(group, limit)
+        last, size = group.steps[-1], 0
+        for planned in self._unrequested:
+            size += planned.new_bytes
+            if size > limit:
+                break
+            last = planned.step
+        self._request(last)
+
+    def _plan_ahead(self, group: StepGroup, limit: int) -> None:
+        """Plan the steps after a group, until their blocks have a number of bytes."""
+        limit = min(limit, self._room // 4)
+        ahead = [planned.new_bytes for planned in self._planned if planned.step > group.steps[-1]]
+        count, size = len(ahead), sum(ahead)
+        while self._next < group.share.steps and count < _MOST_STEPS and size < limit:
+            last = min(self._next + _stride(group) * (_STEPS_AT_ONCE - 1), group.share.steps - 1)
+            size += self._add(group, last)
+            count += _STEPS_AT_ONCE
 
     def _restart(self, group: StepGroup) -> None:
         self._release(list(self._uses))

@@ -301,6 +301,8 @@ class PartRows(NamedTuple):
 
     part: Part
     places: list[tuple[int, NDArray[np.int64]]]
+    epochs: NDArray[np.int64]
+    """The epoch of each row."""
 
     @classmethod
     def find(cls, order: Order, epoch: int, places: NDArray[np.int64], real: NDArray[np.bool_] | None) -> PartRows:
@@ -312,7 +314,7 @@ class PartRows(NamedTuple):
             positions = places[inside] - later * order.size
             rows[inside] = order.rows(epoch + later, positions)
             by_epoch.append((epoch + later, positions))
-        return cls((rows, real), by_epoch)
+        return cls((rows, real), by_epoch, epoch + epochs)
 
 
 class StepMemory:
@@ -451,7 +453,10 @@ class RowState:
             raise OptionError(f"the state is damaged: a pass has {length:,} rows, and it is {self.to_dict()}")
         order = RowOrder(length, shuffle=False)
         share = Slice(order, self.epoch, self.start, 0, self.world_size, self.batch_size, self.last)  # type: ignore[arg-type]
-        return length if self.step >= share.steps else self.start + self.step * self.world_size * self.batch_size
+        # Before the first step, nothing was taken, even if so few rows are left that these ranks would take no step.
+        if self.step and self.step >= share.steps:
+            return length
+        return self.start + self.step * self.world_size * self.batch_size
 
 
 _STATE_FIELDS = [name for name in RowState.__dataclass_fields__ if name != "own"]

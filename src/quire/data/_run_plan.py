@@ -3,7 +3,8 @@
 The plan runs the order of the rows, without reading any of them: for each step, it finds the blocks that each node
 needs. From that follow the bytes and requests of a node, what its cache has to hold at a time, and how well batches are
 mixed. Seconds follow from a simple model of the network: a request takes the latency, and then its bytes at the speed
-of one connection; all connections of a node together are at most as fast as its link.
+of one connection; all connections of a node together are at most as fast as its link. `benchmarks/remote.py --rows plan
+plan_far` compares them with real runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.errors import OptionError
-from quire.files import PINNED_SHARE
+from quire.files import FIRST_IN_FLIGHT, PINNED_SHARE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +65,18 @@ class Network:
             return 0.0
         one = self.latency + nbytes / requests / self.connection
         return max(math.ceil(requests / in_flight) * one, self.latency + nbytes / self.link)
+
+    def burst_seconds(self, requests: int, nbytes: float, in_flight: int) -> float:
+        """Return the seconds to read a few blocks at the start of a run, when all requests are sent at the same time.
+
+        Unlike later, they also end at about the same time, so that the link is idle while the next ones wait for their
+        answers: each round takes the latency, and then its bytes. Requests of the second step follow in the last round
+        as connections become free. They share the link with it for a part of the time, here taken for half of it.
+        """
+        block = nbytes / max(requests, 1)
+        full, rest = divmod(requests, in_flight)
+        rounds = [float(in_flight)] * full + [(rest + in_flight) / 2] * bool(rest)
+        return sum(self.latency + max(block / self.connection, count * block / self.link) for count in rounds)
 
 
 @dataclass(frozen=True)
@@ -217,7 +230,7 @@ class RunPlanner:
             steps=steps,
             first_batch_requests=first_requests,
             first_batch_bytes=first_batch_bytes,
-            first_batch_seconds=network.seconds(first_requests, first_batch_bytes, in_flight),
+            first_batch_seconds=network.burst_seconds(first_requests, first_batch_bytes, FIRST_IN_FLIGHT),
             node_requests=node_requests,
             node_bytes=node_bytes,
             total_bytes=total_bytes,
@@ -265,18 +278,14 @@ class RunPlanner:
             steps = range(begin, min(begin + at_once, count))
             for step in steps:
                 start, stop = step * step_rows, min((step + 1) * step_rows, size)
-                cuts = self._divide(stop - start, ranks)[:: self.gpus]
+                # Where the rows of a step are cut among nodes. The first ranks may have one row more than others.
+                share, extra = divmod(stop - start, ranks)
+                cuts = [rank * share + min(rank, extra) for rank in range(0, ranks + 1, self.gpus)]
                 positions += [self.order.deal(start, stop, *cut) for cut in pairwise(cuts)]
                 lengths += [last - first for first, last in pairwise(cuts)]
             owners = np.repeat(np.tile(np.arange(nodes), len(steps)), lengths)
             numbers = np.repeat(np.repeat(np.array(steps), nodes), lengths)
             yield numbers, owners, self.order.rows(0, np.concatenate(positions))
-
-    @staticmethod
-    def _divide(rows: int, ranks: int) -> list[int]:
-        """Return where the rows of a step are cut among ranks. The first ranks may have one row more than others."""
-        share, extra = divmod(rows, ranks)
-        return [rank * share + min(rank, extra) for rank in range(ranks + 1)]
 
     def _measure_mixing(self, ranks: int) -> tuple[float, float]:
         """Return the number of blocks in a batch of a rank, and its entropy compared with that of random rows."""

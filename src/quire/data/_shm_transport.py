@@ -16,6 +16,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import numpy as np
+
 from quire._lowlevel.pool import MIN_BYTES
 from quire._lowlevel.shared import LostPieceError, PieceId, SharedPool, WorkerPiece, can_share, open_piece
 from quire.data._arena import Arena, RowSource, is_plain
@@ -23,7 +25,6 @@ from quire.errors import FunctionError
 from quire.tensors import Framework, get_framework
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -49,6 +50,13 @@ class SharedArena(Arena):
     def take(self, source: RowSource, indices: NDArray[np.int64]) -> torch.Tensor:
         """Gather rows of a tensor by position; the positions must be valid."""
         return self.take_tensor(source.tensor, indices)
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialised array for a column of a batch, in shared memory."""
+        torch = sys.modules["torch"]
+        room = self.empty((math.prod(shape) * dtype.itemsize,), torch.uint8)
+        memory: NDArray[Any] = np.empty(shape, dtype) if room is None else room.numpy()
+        return memory.view(dtype).reshape(shape)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised tensor in shared memory; None for a small one."""

@@ -185,14 +185,19 @@ class SparkConverter(Generic[DocT]):
         num_epochs: int | None = 1,
         workers_count: int = 1,
         data_loader_fn: Callable[[StreamingDataset[DocT]], Any] | None = None,
+        *,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
         **streaming: Unpack[Streaming],
     ) -> Iterator[Any]:
         """Return a loader of batches of torch tensors, prefetched by `workers_count` threads.
 
-        It ends after `num_epochs`, or never if that is None. The other keywords are those of `StreamingDataset`.
+        It ends after `num_epochs`, or never if that is None. The other keywords are those of `StreamingDataset`;
+        `cur_shard` and `shard_count` are Petastorm's names of `rank` and `world_size`.
         `data_loader_fn` makes another loader of the dataset, as in
         `lambda dataset: DataLoader(dataset, batch_size=None, num_workers=2)`.
         """
+        streaming = _with_shard(streaming, cur_shard, shard_count)
         dataset = self.dataset(batch_size, **_with_epochs(streaming, num_epochs, "torch"))
         yield dataset.loader(threads=workers_count) if data_loader_fn is None else data_loader_fn(dataset)
 
@@ -204,9 +209,15 @@ class SparkConverter(Generic[DocT]):
         *,
         features: Paths = None,
         labels: Paths = None,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
         **streaming: Unpack[Streaming],
     ) -> Iterator[Any]:
-        """Return a `tf.data.Dataset` of batches; features and labels as for `StreamingDataset.to_tf_dataset`."""
+        """Return a `tf.data.Dataset` of batches; features and labels as for `StreamingDataset.to_tf_dataset`.
+
+        The other keywords are those of `make_torch_dataloader`.
+        """
+        streaming = _with_shard(streaming, cur_shard, shard_count)
         if num_epochs is None:
             dataset = self.dataset(batch_size, **_with_epochs(streaming, 1, "tensorflow"))
             yield dataset.to_tf_dataset(features=features, labels=labels).repeat()
@@ -234,6 +245,15 @@ class SparkConverter(Generic[DocT]):
 
     def __repr__(self) -> str:
         return f"<SparkConverter of {len(self)} {self.document_type.__name__} in {self.url}>"
+
+
+def _with_shard(streaming: Streaming, cur_shard: int | None, shard_count: int | None) -> Streaming:
+    """Return the options with the share of this process by the names of quire."""
+    if cur_shard is None and shard_count is None:
+        return streaming
+    if "rank" in streaming or "world_size" in streaming:
+        raise OptionError("cur_shard and shard_count are other names of rank and world_size: pass either of them.")
+    return {**streaming, "rank": cur_shard, "world_size": shard_count}
 
 
 def _with_epochs(streaming: Streaming, epochs: int | None, framework: str) -> Streaming:

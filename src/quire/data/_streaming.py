@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
@@ -21,6 +22,7 @@ from quire.data._epoch import Order, RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._fetch import Fetch
 from quire.data._frameworks import Paths, convert_batch, make_tf_dataset
+from quire.data._gather_ahead import gather_ahead
 from quire.data._interleaved import InterleavedOrder
 from quire.data._loader import Loader
 from quire.data._packing import Long, PackedDataset
@@ -38,7 +40,7 @@ from quire.data._stream_options import (
 from quire.data._trainers import check_trainer, is_in_fit_loop
 from quire.data._windows import Windows, find_window_starts
 from quire.document import BaseDocument
-from quire.errors import DecodeError, OptionError, SchemaError, ShardError
+from quire.errors import DecodeError, OptionError, SchemaError, ShardError, reject_unknown_options
 from quire.files import display_uri
 from quire.storage import Location, StoredDataset, open_dataset
 from quire.tensors import describe
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch.utils.data import IterableDataset
+
+    from quire.data._fetch import FinishBatch
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 _MAX_GROUP = 16
@@ -304,7 +308,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def _limit_group(self, max_bytes: int) -> int:
         """Return how many batches are gathered at a time, within a budget."""
-        row_bytes = estimate_row_bytes(self.stored)
+        row_bytes = estimate_row_bytes(self.stored) + self._fetch.decoded_row_bytes
         room = min(max_bytes, self.options.memory_bytes // 2) / max(row_bytes * self.batch_size, 1)
         return max(1, min(_MAX_GROUP, int(room)))
 
@@ -324,7 +328,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
-        yield from self._iterate(self._begin(Worker(worker, workers, pass_id)))
+        ahead = not workers and self.stored._row_reader.reads_blocks
+        group_size = _doubling(self._group_size_ahead if ahead else self._group_size)
+        yield from self._iterate(self._begin(Worker(worker, workers, pass_id), group_size), ahead=ahead)
         if not workers:
             self._registry.end(pass_id)
 
@@ -372,24 +378,35 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             if epochs is None:
                 self._registry.reach(worker.pass_id, start.epoch)
 
-    def _iterate(self, groups: Iterable[StepGroup]) -> Iterator[DocumentBatch[DocT]]:
-        for group in groups:
-            for batch in self.fetch(group):
-                self._state = batch._state
-                yield batch
+    def _iterate(self, groups: Iterator[StepGroup], *, ahead: bool = False) -> Iterator[DocumentBatch[DocT]]:
+        """Yield the batches of groups; with `ahead`, a thread gathers their rows before."""
+        gathered = gather_ahead(groups, self._gather) if ahead else chain.from_iterable(map(self._gather, groups))
+        for finish in gathered:
+            batch = finish()
+            self._state = batch._state
+            yield batch
 
     def fetch(self, group: StepGroup) -> Iterator[DocumentBatch[DocT]]:
         """Read the batches of some steps; each carries the state to continue from after it."""
+        for finish in self._gather(group):
+            yield finish()
+
+    def _gather(self, group: StepGroup) -> Iterator[FinishBatch]:
+        """Gather the rows of some steps, and yield functions that make the batches; see `Fetch.gather`."""
         self._read_ahead(group)
         plan, parts = self._begin_plan(group)
-        for step, batch in zip(group.steps, self._fetch.batches(parts), strict=True):
-            if plan is not None:  # after the first batch, so that nothing else is downloaded before it
+        epochs = [group.share.epoch] * len(parts)
+        for step, finish in zip(group.steps, self._fetch.gather(parts, epochs), strict=True):
+            if plan is not None:  # after the first batch, so that little else is downloaded before it
                 with suppress(ShardError, DecodeError):  # raised again when these rows are gathered
                     plan.extend(group)
                 plan = None
-            state = self._state_at(group, step + 1)
-            object.__setattr__(batch, "_state", state)  # fields of a batch cannot be assigned otherwise
-            yield batch
+            yield partial(self._finish, finish, self._state_at(group, step + 1))
+
+    def _finish(self, finish: FinishBatch, state: StreamState) -> DocumentBatch[DocT]:
+        batch: DocumentBatch[DocT] = finish()
+        object.__setattr__(batch, "_state", state)  # fields of a batch cannot be assigned otherwise
+        return batch
 
     def _begin_plan(self, group: StepGroup) -> tuple[ReadPlan | None, list[Any]]:
         """Return the rows of these steps; if the dataset is remote, request their blocks, and return the plan, too."""
@@ -501,6 +518,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """The budget for the batches that a loader prefetches."""
         return self.options.memory_bytes
 
+    @reject_unknown_options
     def loader(self, prefetch: int = 4, threads: int = 1, *, device: str | torch.device | None = None) -> Loader[DocT]:
         """Prefetch the batches of a pass with threads of this process: `for batch in dataset.loader(): ...`.
 
@@ -516,6 +534,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """Iterate over one pass, with the tensors of a framework."""
         return (batch if framework is None else convert_batch(batch, framework) for batch in self)
 
+    @reject_unknown_options
     def windows(
         self, length: int, stride: int = 1, *, order_by: str | None = None, max_gap: Any = None
     ) -> Windows[DocT]:
@@ -528,6 +547,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
             raise OptionError("windows: bucket_by sorts rows by their lengths, and windows keep the order of the data.")
         return Windows(self, find_window_starts(self.stored, length, stride, order_by, max_gap), length, stride)
 
+    @reject_unknown_options
     def pack(
         self,
         path: str,
@@ -547,6 +567,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """
         return PackedDataset(self, path, length, split=split, long=long, pad_value=pad_value, dtype=dtype)
 
+    @reject_unknown_options
     def plan(
         self,
         nodes: int = 1,
@@ -596,7 +617,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def take(self, indices: Any) -> DocumentBatch[DocT]:
         """Return a batch of the preprocessed rows at these positions: an int, a slice, a list, an array or a mask."""
-        return self._fetch.batch(resolve_positions(indices, self.num_rows))
+        epoch = self.epoch if self._fetch.is_random else 0  # as the batches of this epoch
+        return self._fetch.batch(resolve_positions(indices, self.num_rows), epoch)
 
     def preprocess(self, documents: Iterable[DocT] | DocumentBatch[DocT]) -> DocumentBatch[DocT]:
         """Return new documents as one batch, just as the dataset would deliver them to a training loop.
@@ -638,8 +660,9 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         It is the state of a dataset, a loader, a batch, or a StatefulDataLoader.
         """
         resumed = self._state_type.from_dict(state)
-        self._adopt_lanes(getattr(resumed, "lanes", 0))
-        resumed.check(self.order, self._fingerprint)
+        order = self._order_with_lanes(getattr(resumed, "lanes", 0))
+        resumed.check(order, self._fingerprint)
+        self.order = order  # a state that was rejected changes nothing
         if this_worker() is None:
             self._registry.set_next(resumed.next_pass(self.options.epochs))
             self._state = None
@@ -652,11 +675,11 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 "state to the dataset, not to the loader: dataset.load_state_dict(state)."
             )
 
-    def _adopt_lanes(self, lanes: int) -> None:
-        """Continue in the order of a state with another number of lanes, unless the number is an option."""
+    def _order_with_lanes(self, lanes: int) -> Order:
+        """Return the order with the number of lanes of a state; raise an error if the number is an option."""
         order = self.order
         if not isinstance(order, InterleavedOrder) or not lanes or lanes == order.lanes:
-            return
+            return order
         if self.options.lanes is not None:
             raise OptionError(
                 f"the state is of an order with {lanes} lanes, and the dataset was opened with lanes={order.lanes}: "
@@ -667,7 +690,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 f"the state is of an order with {lanes} lanes, and workers of a DataLoader have begun with "
                 f"{order.lanes}: open the dataset with lanes={lanes}."
             )
-        self.order = order.with_lanes(lanes)
+        return order.with_lanes(lanes)
 
     def _check_length_in_lightning(self) -> None:
         """Raise an error if Lightning has asked for the length already, and the resumed pass has another one."""

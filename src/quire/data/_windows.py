@@ -22,7 +22,7 @@ from quire.storage import StoredDataset
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire.data._fetch import Part
+    from quire.data._fetch import FinishBatch, Part
     from quire.data._streaming import StreamingDataset
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -68,7 +68,7 @@ class Windows(DerivedStream[DocT]):
         """Return a window by number, or several windows, concatenated, by slice, list or mask."""
         windows = resolve_index(key, self.num_windows)
         numbers = np.array([windows]) if isinstance(windows, int) else np.arange(self.num_windows)[windows]
-        [batch] = self._stream._fetch.batches([(numbers, None)])
+        [batch] = self._stream._fetch.batches([(numbers, None)], [0])
         return batch  # type: ignore[no-any-return]
 
     @property
@@ -93,18 +93,23 @@ class WindowFetch:
         self._fetch, self._starts, self._length = fetch, starts, length
         self.only_copies = fetch.only_copies
 
-    def batches(self, parts: list[Part]) -> Iterator[DocumentBatch[Any]]:
+    def batches(self, parts: Sequence[Part], epochs: Sequence[int]) -> Iterator[DocumentBatch[Any]]:
         """Make a batch of the windows of each part."""
+        return self._fetch.batches(self._rows(parts), epochs)
+
+    def gather(self, parts: Sequence[Part], epochs: Sequence[int]) -> Iterator[FinishBatch]:
+        """Gather the windows of each part; see `Fetch.gather`."""
+        return self._fetch.gather(self._rows(parts), epochs)
+
+    def _rows(self, parts: Sequence[Part]) -> list[Part]:
         offsets = np.arange(self._length)
-        return self._fetch.batches(
-            [
-                (
-                    (self._starts[windows][:, None] + offsets).ravel(),
-                    None if real is None else np.repeat(real, self._length),
-                )
-                for windows, real in parts
-            ]
-        )
+        return [
+            (
+                (self._starts[windows][:, None] + offsets).ravel(),
+                None if real is None else np.repeat(real, self._length),
+            )
+            for windows, real in parts
+        ]
 
 
 def find_window_starts(

@@ -156,6 +156,7 @@ def render_thumbnail(value: object) -> str | None:
             pixels = as_picture(framework.to_numpy(value))
         if pixels is None:
             return None
+        # Every n-th pixel is enough for a thumbnail, and takes no time, unlike resampling.
         step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
         content = encode_image(np.ascontiguousarray(pixels[::step, ::step]), "png")
         return to_data_uri(content, "image/png", base64=True)
@@ -182,7 +183,7 @@ def render_audio(value: Any) -> tuple[str, str] | None:
         if framework is None or not isinstance(rate, int):
             return None
         frames = as_audio_frames(framework.to_numpy(samples))
-        max_frames = _MAX_AUDIO_BYTES // (2 * frames.shape[1])
+        max_frames = _MAX_AUDIO_BYTES // (2 * frames.shape[1])  # of 16-bit samples
         content = encode_wav(frames[:max_frames], rate)
         description = f"{len(frames) / rate:.1f} s"
         if len(frames) > max_frames:

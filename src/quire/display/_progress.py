@@ -45,6 +45,7 @@ def track(
     progress = _create_bar(total)
     task = progress.add_task(what, total=math.inf if total is None else total)  # older rich does not accept None
     done, shown, next_update = 0, False, time.monotonic() + (0.0 if show else _DELAY)
+    # Not updated for every item: an update of rich may take longer than an item.
     try:
         for item in items:
             if time.monotonic() >= next_update:
@@ -54,7 +55,7 @@ def track(
                 progress.update(task, completed=done)
                 next_update = time.monotonic() + _INTERVAL
             yield item
-            done += size(item)
+            done += size(item)  # after the consumer has finished with it
     finally:
         if shown:
             try:

@@ -55,6 +55,7 @@ def one_line(value: object, max_length: int = _MAX_LENGTH) -> str:
         text = f"<{type(value).__name__}>"
     else:
         text = repr(short_value(value))
+    # Control characters of the data must not reach the terminal, which would obey them.
     text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 

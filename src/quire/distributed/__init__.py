@@ -7,6 +7,8 @@ from quire.errors import PartitionError
 
 if TYPE_CHECKING:
     from quire.distributed._engine import Engine, Frame, Stage, engine
+    from quire.distributed._groups import GroupedShards
+    from quire.distributed._resources import Resources
     from quire.distributed._shards import DocumentShards
     from quire.distributed._spark import torch_distributor
     from quire.distributed.estimator import Estimator
@@ -17,7 +19,9 @@ __all__ = [
     "Engine",
     "Estimator",
     "Frame",
+    "GroupedShards",
     "PartitionError",
+    "Resources",
     "Stage",
     "XShards",
     "engine",
@@ -28,6 +32,8 @@ _HOMES = {
     "Engine": "_engine",
     "Estimator": "estimator",
     "Frame": "_engine",
+    "GroupedShards": "_groups",
+    "Resources": "_resources",
     "Stage": "_engine",
     "XShards": "xshards",
     "engine": "_engine",

@@ -19,6 +19,16 @@ _MIN_BYTES = CHUNK_BYTES // 8
 """Smaller record batches are joined."""
 
 
+class HeldBatches(Iterator[pa.RecordBatch]):
+    """Record batches that stay available after they were iterated over: a stage that needs all need not copy them."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+
 def rebatch_by_bytes(batches: Iterable[pa.RecordBatch], size: int = CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of about `size` bytes; a batch between an eighth of it and all of it is kept."""
     pending: list[pa.RecordBatch] = []

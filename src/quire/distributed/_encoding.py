@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from pydantic import create_model
 
 from quire._lowlevel.pool import take_buffer
 from quire._protocols import is_document_type
@@ -32,7 +33,7 @@ from quire.distributed._failures import partition_error
 from quire.distributed._prefetch import until_stopped
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, OptionError, PartitionError
-from quire.schema import Field, FieldKind, parse_path
+from quire.schema import Field, FieldKind, FieldPath, parse_path
 from quire.storage import (
     Layout,
     Paths,
@@ -40,6 +41,7 @@ from quire.storage import (
     class_from_arrow,
     conform_batch,
     loaded_class,
+    register_class,
     resolve_columns,
     stored_class_name,
 )
@@ -54,8 +56,8 @@ OnError = Literal["raise", "skip", "null"]
 StackedTensors: TypeAlias = "Mapping[str, NDArray[Any]]"
 """The tensors of all documents in one array, by field name."""
 _RAGGED = StackOptions(shapes="ragged")
-_inferred_classes: dict[tuple[bytes, str], type[Any]] = {}
-"""Classes inferred from Arrow schemas, so that each is created once in a process."""
+_made_classes: dict[object, type[Any]] = {}
+"""Classes made at run time, by what they were made of, so that each is created once in a process."""
 
 
 class TensorBuffer:
@@ -121,13 +123,13 @@ class TensorBuffer:
 class DocumentLayout:
     """How documents of a class, or some of their fields, are stored in record batches.
 
-    It is sent to workers. A class that was inferred from an Arrow schema cannot be imported there, so the schema
+    It is sent to workers. A class that was made at run time cannot be imported there, so what it was made of
     (`origin`) is sent instead.
     """
 
     document_type: type[Any]
     paths: Paths = None
-    origin: tuple[bytes, str] | None = None
+    origin: ArrowClass | DerivedClass | None = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -142,7 +144,7 @@ class DocumentLayout:
     def __reduce__(self) -> tuple[Callable[..., DocumentLayout], tuple[Any, ...]]:
         if self.origin is None:
             return DocumentLayout, (self.document_type, self.paths)
-        return _from_origin, (*self.origin, self.paths)
+        return _from_origin, (self.origin, self.paths)
 
     def matches(self, other: DocumentLayout) -> bool:
         """Whether record batches of both layouts are the same."""
@@ -219,15 +221,69 @@ def layout_from_arrow(schema: pa.Schema, document_type: type[Any] | None = None)
     known = document_type or loaded_class(schema)
     if known is not None:
         return DocumentLayout(known)
-    return _from_origin(schema.serialize().to_pybytes(), stored_class_name(schema), None)
+    return _from_origin(ArrowClass(schema.serialize().to_pybytes(), stored_class_name(schema)), None)
 
 
-def _from_origin(schema: bytes, name: str, paths: Paths) -> DocumentLayout:
-    key = schema, name
-    if key not in _inferred_classes:
+class ArrowClass(NamedTuple):
+    """A class inferred from an Arrow schema."""
+
+    schema: bytes
+    name: str
+
+    def make(self) -> type[Any]:
         # BaseDocument as the base gives the rows ids.
-        _inferred_classes[key] = class_from_arrow(pa.ipc.read_schema(pa.py_buffer(schema)), name, BaseDocument)
-    return DocumentLayout(_inferred_classes[key], paths, key)
+        return class_from_arrow(pa.ipc.read_schema(pa.py_buffer(self.schema)), self.name, BaseDocument)
+
+
+class DerivedField(NamedTuple):
+    """A field of a class that a group or a join makes: like a field of another class, or of a plain type."""
+
+    name: str
+    source: DocumentLayout | type[Any]
+    path: FieldPath = ()
+    nullable: bool = False
+
+    def annotation(self) -> Any:
+        if not isinstance(self.source, DocumentLayout):
+            return self.source | None if self.nullable else self.source
+        owner = self.source.document_type
+        for part in self.path[:-1]:
+            owner = owner.document_schema().by_name[part].document_type
+        info = owner.model_fields[self.path[-1]]
+        form: Any = Annotated
+        parts = (info.annotation, *info.metadata)
+        annotation = form[parts] if info.metadata else info.annotation
+        return Optional[annotation] if self.nullable else annotation  # noqa: UP045 - jaxtyping's have no `|`
+
+    def key(self) -> object:
+        """Return what distinguishes it from other fields."""
+        source = self.source.document_type if isinstance(self.source, DocumentLayout) else self.source
+        return self.name, source, self.path, self.nullable
+
+
+class DerivedClass(NamedTuple):
+    """A class whose fields are those of other classes, and plain values."""
+
+    name: str
+    fields: tuple[DerivedField, ...]
+
+    def make(self) -> type[Any]:
+        fields: dict[str, Any] = {
+            field.name: (field.annotation(), None if field.nullable else ...) for field in self.fields
+        }
+        return register_class(create_model(self.name, __base__=BaseDocument, **fields))
+
+    def layout(self) -> DocumentLayout:
+        return _from_origin(self, None)
+
+
+def _from_origin(origin: ArrowClass | DerivedClass, paths: Paths) -> DocumentLayout:
+    key: object = origin
+    if isinstance(origin, DerivedClass):
+        key = origin.name, tuple(field.key() for field in origin.fields)
+    if key not in _made_classes:
+        _made_classes[key] = origin.make()
+    return DocumentLayout(_made_classes[key], paths, origin)
 
 
 def check_nullable(target: DocumentLayout, source: DocumentLayout) -> None:

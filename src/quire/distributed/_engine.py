@@ -28,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
+from quire.distributed._resources import Resources, shared_resources
 from quire.errors import OptionError, check_options, did_you_mean
 
 NativeT = TypeVar("NativeT")
@@ -48,7 +49,7 @@ class Stage(Protocol):
 
     It takes the record batches of the partition one at a time and yields others as it goes, holding no more of either
     than it needs. It may be called more than once for a partition, with a part of it each time (Ray has blocks), unless
-    `partition_by` has made the partitions.
+    `exchange` has made the partitions.
     """
 
     @property
@@ -72,7 +73,9 @@ class Stage(Protocol):
 class Engine(Protocol):
     """Holds frames and runs stages on them. Frames of one engine only go into its own methods.
 
-    `quire.distributed.engine(name, **options)` returns one; any object with these methods can be used instead.
+    `quire.distributed.engine(name, **options)` returns one; any object with these methods can be used instead. One with
+    a method `check_resources(resources)`, which raises an error for what it cannot provide, also gets stages with an
+    attribute `resources`.
     """
 
     name: str
@@ -122,15 +125,16 @@ class Engine(Protocol):
         """Distribute the rows over partitions of about one size. Their order is kept only if the engine can."""
         ...
 
-    def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> Frame[Any]:
-        """Move rows that are equal in these columns into one partition. Nulls are equal.
+    def exchange(self, frame: Frame[Any], name: str, partitions: int) -> Frame[Any]:
+        """Move each row into the partition whose number is in an int32 column; their order there does not matter.
 
-        A stage that runs on the result is called once for a partition, with all of its rows: it may hold groups.
+        A stage that runs on the result is called once for a partition, with all of its rows. The rows are few and
+        large: each holds many rows of the shards as bytes.
         """
         ...
 
     def shuffle(self, frame: Frame[Any], seed: int) -> Frame[Any]:
-        """Shuffle the rows over all partitions; the same seed gives the same order on the same data."""
+        """Shuffle the rows over all partitions, in whatever way the engine has."""
         ...
 
     def cache(self, frame: Frame[Any]) -> Frame[Any]:
@@ -163,6 +167,21 @@ class Engine(Protocol):
         ...
 
 
+def prepare_stage(stage: Stage) -> None:
+    """Compute what a stage needs from a job of its own, such as the bounds of a sort.
+
+    Engines call this on the driver, when rows are needed, before they pickle the stage.
+    """
+    prepare = getattr(stage, "prepare", None)
+    if prepare is not None:
+        prepare()
+
+
+def name_stage(stage: Stage) -> str:
+    """Return the name of a stage in dashboards: that of the user's function, if it calls one."""
+    return getattr(stage, "name", None) or type(stage).__name__.strip("_")
+
+
 @dataclass(frozen=True)
 class StageChain:
     """Stages that an engine runs as one: the batches between them do not leave the worker.
@@ -181,6 +200,20 @@ class StageChain:
     @property
     def stateful(self) -> bool:
         return any(stage.stateful for stage in self.stages)
+
+    @property
+    def resources(self) -> Resources | None:
+        """What the worker needs that runs them."""
+        return shared_resources(self.stages)
+
+    @property
+    def name(self) -> str:
+        """The names of the stages, in order: `ReadShards->describe`."""
+        return "->".join(map(name_stage, self.stages))
+
+    def prepare(self) -> None:
+        for stage in self.stages:
+            prepare_stage(stage)
 
     def then(self, stage: Stage) -> StageChain:
         """Return the chain with one more stage."""
@@ -213,6 +246,11 @@ class UnionStage:
         self._chains, self._counts = list(chains), list(counts)
         self.schema: pa.Schema = chains[0].schema
         self.stateful = any(chain.stateful for chain in chains)
+        self.name = " | ".join(dict.fromkeys(chain.name for chain in chains))
+
+    def prepare(self) -> None:
+        for chain in self._chains:
+            chain.prepare()
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the partition of the chain that has it."""

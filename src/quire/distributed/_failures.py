@@ -27,14 +27,15 @@ def partition_error(
     row: int | None = None,
     id: str | None = None,  # noqa: A002
     rows: int = 1,
+    group: str | None = None,
 ) -> PartitionError:
-    """Return the error of a function, with where it happened; `rows` is how many it was called with."""
+    """Return the error of a function, with where it happened: in how many rows from `row` on, or in which group."""
     field = None  # the path of the field that the error is about, if it names one
     if isinstance(error, ValidationError):
         field = ".".join(name for name in error.errors()[0]["loc"] if isinstance(name, str)) or None
     elif isinstance(error, QuireError) and (match := _PATH.match(str(error))):
         field = match[1]
-    where = f"partition {partition}"
+    where = f"partition {partition}" if group is None else f"partition {partition}, group {group}"
     if row is not None:
         where += f", document {row}" if rows == 1 else f", documents {row} to {row + rows - 1}"
         where += "" if id is None else f" (id {id!r})" if rows == 1 else f" (the first has id {id!r})"

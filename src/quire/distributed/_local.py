@@ -21,9 +21,8 @@ from quire.distributed._partitions import (
     ExchangedPartition,
     HeadPartition,
     InMemoryPartition,
-    KeyedPartition,
-    KeyPartitioner,
     Partition,
+    RoutedPartition,
     SelectedPartition,
     ShuffledPartition,
     SpooledPartition,
@@ -33,8 +32,9 @@ from quire.distributed._partitions import (
     write_spool,
 )
 from quire.distributed._prefetch import prefetch
+from quire.distributed._resources import Resources, resources_of
 from quire.distributed._stages import CountRows, sum_counts
-from quire.errors import FunctionError, PartitionError
+from quire.errors import FunctionError, OptionError, PartitionError
 from quire.parallel import Backend, MapOptions, Workers, cpu_count, run_map
 
 LocalFrame = Frame[tuple[Partition, ...]]
@@ -52,11 +52,16 @@ class LocalEngine:
 
     backend: Backend = "thread"
     num_workers: int | None = None
+    memory: int | None = None
+    """The most bytes of rows that a sort, join, group, shuffle, repartition or cache keeps in memory, by default 256
+    MiB; the others are in temporary files."""
     name: str = field(default="local", init=False)
     _pool: Workers | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         MapOptions(self.backend, self.num_workers)  # raises for unknown values
+        if self.memory is not None and self.memory < 0:
+            raise OptionError(f"memory={self.memory!r}: a number of bytes is needed, such as 64 << 20.")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}  # another process starts its own
@@ -65,6 +70,30 @@ class LocalEngine:
     def workers(self) -> int:
         """As many as were requested; by default one per core."""
         return self.num_workers or cpu_count()
+
+    def check_resources(self, resources: Resources) -> None:
+        """Raise for what threads and processes of one machine cannot provide."""
+        if resources.gpus:
+            raise OptionError(
+                f"Resources({resources}): the local engine assigns no GPUs to workers. Choose the device in the "
+                "function, or use engine='ray' or 'spark'."
+            )
+        if resources.memory is not None:
+            raise OptionError(
+                f"Resources({resources}): workers of the local engine share the memory of this machine. Limit their "
+                "number by concurrency=, or use engine='ray'."
+            )
+        least = resources.least_workers or 1
+        if (resources.cpus or 0) * least > self.workers:
+            raise OptionError(
+                f"Resources({resources}): the engine has {self.workers} workers, with one CPU each. Create it by "
+                "engine('local', num_workers=...) with more."
+            )
+        if least > self.workers:
+            raise OptionError(
+                f"Resources({resources}): the engine has {self.workers} workers. Create it by engine('local', "
+                f"num_workers={least})."
+            )
 
     # --- frames
 
@@ -106,11 +135,10 @@ class LocalEngine:
         exchange = self._exchange(frame)
         return Frame(tuple(EvenPartition(exchange, number, partitions) for number in range(partitions)), frame.schema)
 
-    def partition_by(self, frame: LocalFrame, names: Sequence[str], partitions: int) -> LocalFrame:
-        """Assign rows by the hash of their keys, in their order."""
-        exchange, partitioner = self._exchange(frame), KeyPartitioner(tuple(names), partitions)
-        keyed = (KeyedPartition(exchange, number, partitions, partitioner) for number in range(partitions))
-        return Frame(tuple(keyed), frame.schema)
+    def exchange(self, frame: LocalFrame, name: str, partitions: int) -> LocalFrame:
+        """Keep all rows, in memory or in temporary files; each partition reads its own."""
+        rows = self._exchange(frame)
+        return Frame(tuple(RoutedPartition(rows, i, partitions, name) for i in range(partitions)), frame.schema)
 
     def shuffle(self, frame: LocalFrame, seed: int) -> LocalFrame:
         """Return runs of a permutation of all rows, as many as there were partitions."""
@@ -118,7 +146,7 @@ class LocalEngine:
         return Frame(tuple(ShuffledPartition(exchange, i, number, seed) for i in range(number)), frame.schema)
 
     def cache(self, frame: LocalFrame) -> LocalFrame:
-        """Hold the rows once they are made; those of large partitions in temporary files."""
+        """Keep the rows once they are computed; those of large partitions in temporary files."""
         exchange, number = self._exchange(frame), len(frame.native)
         return Frame(tuple(ExchangedPartition(exchange, i, number) for i in range(number)), frame.schema)
 
@@ -132,16 +160,29 @@ class LocalEngine:
         if self.backend == "process":
             return list(self._from_processes(frame))
         partitions: list[Batches] = [[] for _ in frame.native]
-        budget = ExchangeBudget()
+        budget = ExchangeBudget(self.memory)
 
         # `prefetch` runs sources of batches in threads. These hold their batches themselves, and yield none.
         def gather(number: int) -> Iterator[pa.RecordBatch]:
             partitions[number] = hold_batches(frame.native[number].batches(), frame.schema, budget)
             return iter(())
 
-        for _ in prefetch([partial(gather, number) for number in range(len(partitions))], self.workers):
+        sources = [partial(gather, number) for number in range(len(partitions))]
+        for _ in prefetch(sources, self._workers_of(frame)):
             pass
         return partitions
+
+    def _workers_of(self, frame: LocalFrame) -> int:
+        """Return how many partitions are processed at a time: fewer than `workers` if a stage requests that."""
+        number = self.workers
+        for part in frame.native:
+            while isinstance(part, (StagedPartition, SelectedPartition)):
+                resources = resources_of(part.stage) if isinstance(part, StagedPartition) else None
+                if resources is not None:
+                    fitting = int(self.workers / resources.cpus) if resources.cpus else self.workers
+                    number = min(number, fitting, resources.most_workers or number)
+                part = part.part  # noqa: PLW2901
+        return number
 
     # --- results
 
@@ -152,7 +193,7 @@ class LocalEngine:
         ):
             batches: Iterator[pa.RecordBatch] = (b for part in self._from_processes(frame) for b in part)
         else:
-            batches = prefetch([part.batches for part in frame.native], self.workers)
+            batches = prefetch([part.batches for part in frame.native], self._workers_of(frame))
         return (batch for batch in batches if len(batch))
 
     def collect(self, frame: LocalFrame) -> list[pa.RecordBatch]:
@@ -176,13 +217,14 @@ class LocalEngine:
         """Yield the record batches of each partition, which a process has written to a file."""
         with tempfile.TemporaryDirectory(prefix="quire-", ignore_cleanup_errors=True) as folder:
             jobs = [_PartitionJob(part.to_portable(), frame.schema, folder) for part in frame.native]
-            yield from map(drain_spool, self._run_jobs(jobs))
+            yield from map(drain_spool, self._run_jobs(jobs, self._workers_of(frame)))
 
-    def _run_jobs(self, jobs: list[_PartitionJob]) -> Iterator[str]:
+    def _run_jobs(self, jobs: list[_PartitionJob], most: int) -> Iterator[str]:
         done, retries = 0, _RETRIES
         while done < len(jobs):  # partitions that are done are not run again after a process has died
             try:
-                options = MapOptions(pool=self._processes(), item_name="partition")
+                window = most if most < self.workers else None
+                options = MapOptions(pool=self._processes(), window=window, item_name="partition")
                 for path in run_map(_PartitionJob.run, jobs[done:], options):
                     yield path
                     done += 1

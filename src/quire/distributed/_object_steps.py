@@ -380,7 +380,7 @@ class ToTable(Transform):
         return DocumentArray[document_type](value)
 
     def _ids(self, partition: int, value: Any, documents: list[Any]) -> list[str]:
-        """Return the ids of rows; generated ones are the same however often the rows are made."""
+        """Return the ids of rows; generated ones are the same each time the rows are computed."""
         generated = row_ids(f"{self._token}/{partition}", 0, len(documents))
         if isinstance(value, dict) or is_pandas(value):
             return [document.id for document in documents] if "id" in value else generated

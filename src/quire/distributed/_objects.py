@@ -241,7 +241,7 @@ class LocalObjects(TaskEngine):
         return HeldNode(list(values), len(values))
 
     def run(self, step: ObjectStep, tasks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[Any]:
-        """Yield results as they come, in order; few are made ahead."""
+        """Yield results as they come, in order; few are computed ahead."""
         if self._backend == "thread" or not isinstance(
             step, TransformStep
         ):  # other steps take less time than sending them
@@ -264,7 +264,7 @@ class LocalObjects(TaskEngine):
             yield handle
 
     def values(self, node: PlanNode, partitions: slice = ALL_PARTITIONS) -> Iterator[Any]:
-        """Yield the objects of the partitions; copies, unless they were just made."""
+        """Yield the objects of the partitions; copies, unless they were just computed."""
         objects = super().values(node, partitions)
         return objects if isinstance(node, MapNode) and not node.cached else map(copy_value, objects)
 
@@ -284,7 +284,7 @@ class LocalObjects(TaskEngine):
         return self.hold([LazyTable(part, frame.schema) for part in frame.native])
 
     def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> Frame[Any]:
-        """Return a frame that is made partition by partition."""
+        """Return a frame that is computed partition by partition."""
         plan = _cache_exchanges(node)
         return Frame(tuple(_TablePartition(self, plan, part) for part in range(self.num_partitions(node))), schema)
 

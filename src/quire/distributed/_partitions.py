@@ -6,7 +6,6 @@ they are few, and else in a temporary file that is memory-mapped.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -20,8 +19,8 @@ import pyarrow as pa
 
 from quire._lowlevel.addresses import map_file
 from quire._lowlevel.forks import ForkSafeLock
-from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, slice_rows
-from quire.distributed._engine import Stage
+from quire.distributed._batches import CHUNK_BYTES, HeldBatches, slice_rows
+from quire.distributed._engine import Stage, prepare_stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,6 +64,7 @@ def hold_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, budget: E
     iterator = iter(batches)
     for batch in iterator:
         pending.append(batch)
+        # The bytes that were reserved for the batches so far are given back when all of them go to a file.
         fits = budget.take(batch.nbytes)
         size += batch.nbytes if fits else 0
         if not fits or size > MAX_PARTITION_BYTES:
@@ -116,7 +116,7 @@ def drain_spool(path: str) -> Batches:
 
 
 class Partition(ABC):
-    """One partition, made anew whenever its batches are requested."""
+    """One partition, computed again whenever its batches are requested."""
 
     @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -167,6 +167,7 @@ class StagedPartition(Partition):
         return self.stage(self.number, self.part.batches())
 
     def to_portable(self) -> Partition:
+        prepare_stage(self.stage)
         return StagedPartition(self.part.to_portable(), self.stage, self.number)
 
 
@@ -186,7 +187,7 @@ class SelectedPartition(Partition):
 
 @dataclass(frozen=True)
 class HeadPartition(Partition):
-    """The first rows of several partitions, which are made in order, and no more of them than needed."""
+    """The first rows of several partitions, which are computed in order, and only as far as needed."""
 
     parts: tuple[Partition, ...]
     rows: int
@@ -199,16 +200,21 @@ class HeadPartition(Partition):
 
 
 class Exchange:
-    """Rows that must all exist before the first can be passed on; made once, when they are needed."""
+    """Rows that must all exist before the first can be passed on; computed once, when they are needed."""
 
     def __init__(self, make: Callable[[], list[Batches]]) -> None:
         self._make: Callable[[], list[Batches]] | None = make
         self._batches: list[Batches] = []
         self._lock = ForkSafeLock()
 
+    @classmethod
+    def of(cls, partitions: list[Batches]) -> Exchange:
+        """Return an exchange of rows that exist already."""
+        return cls(lambda: partitions)
+
     def __reduce__(self) -> tuple[Any, tuple[list[Batches]]]:
         # Another process gets the rows, and not the function that makes them.
-        return _restore_exchange, (self.partitions(),)
+        return Exchange.of, (self.partitions(),)
 
     def partitions(self) -> list[Batches]:
         """Return the record batches of each partition."""
@@ -217,10 +223,6 @@ class Exchange:
                 self._batches = self._make()
                 self._make = None
             return self._batches
-
-
-def _restore_exchange(partitions: list[Batches]) -> Exchange:
-    return Exchange(lambda: partitions)
 
 
 @dataclass(frozen=True)
@@ -266,19 +268,20 @@ class ShuffledPartition(ExchangedPartition):
 
 
 @dataclass(frozen=True)
-class KeyedPartition(ExchangedPartition):
-    """The rows whose keys belong to a partition."""
+class RoutedPartition(ExchangedPartition):
+    """The rows that have the number of this partition in a column."""
 
-    partitioner: Callable[[pa.RecordBatch], NDArray[np.int64]]
-    """The partition that each row of a record batch belongs to."""
+    name: str
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        return rebatch_by_bytes(
-            part for batches in self.exchange.partitions() for part in map(self._own_rows, batches) if len(part)
-        )
+        return HeldBatches(self._own_rows())
 
-    def _own_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.filter(pa.array(self.partitioner(batch) == self.number))
+    def _own_rows(self) -> Iterator[pa.RecordBatch]:
+        for batches in self.exchange.partitions():
+            for batch in batches:
+                rows = np.flatnonzero(batch.column(self.name).to_numpy() == self.number)
+                # Slices share memory, or the mapped file, with the exchange. Rows are few and large.
+                yield from (batch.slice(row, 1) for row in rows.tolist())
 
 
 def gather_rows(batches: Sequence[pa.RecordBatch], rows: NDArray[np.int64]) -> pa.RecordBatch:
@@ -296,30 +299,6 @@ def gather_rows(batches: Sequence[pa.RecordBatch], rows: NDArray[np.int64]) -> p
     inverse = np.empty(len(rows), np.int64)
     inverse[order] = np.arange(len(rows))
     return pa.concat_batches(parts).take(pa.array(inverse))
-
-
-@dataclass(frozen=True)
-class KeyPartitioner:
-    """Assigns rows to partitions by the hash of the text of their keys. Each distinct key is hashed once."""
-
-    names: tuple[str, ...]
-    partitions: int
-
-    def __call__(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        # Keys are compared by their dictionary codes: each distinct value becomes a Python object once.
-        columns = [batch.column(name).dictionary_encode("encode") for name in self.names]
-        codes = np.stack([np.asarray(column.indices) for column in columns], axis=1)
-        unique, inverse = np.unique(codes, axis=0, return_inverse=True)
-        values = [column.dictionary.to_pylist() for column in columns]
-        keys = [tuple(values[i][code] for i, code in enumerate(row)) for row in unique.tolist()]
-        targets = np.array([self._hash_key(key) for key in keys], np.int64)
-        assigned: NDArray[np.int64] = targets[inverse.reshape(-1)] if len(batch) else np.zeros(0, np.int64)
-        return assigned
-
-    def _hash_key(self, key: tuple[Any, ...]) -> int:
-        plain = tuple(value + 0.0 if isinstance(value, float) else value for value in key)  # -0.0 equals 0.0
-        digest = hashlib.blake2b(repr(plain).encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.partitions
 
 
 @dataclass

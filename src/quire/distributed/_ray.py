@@ -23,8 +23,9 @@ from quire.distributed._failures import error_from_text, run_stages
 from quire.distributed._object_steps import ObjectStep, PartitionFailure, RaiseStep
 from quire.distributed._objects import HeldNode, NativeNode, PlanNode, TaskEngine
 from quire.distributed._ray_tensors import arrow_schema, convert_tensors
+from quire.distributed._resources import Resources, resources_of
 from quire.distributed._row_containers import copy_value
-from quire.errors import PartitionError
+from quire.errors import OptionError, PartitionError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -114,16 +115,43 @@ class RayFrame(Frame[Any]):
         dataset = self._source()
         if not self.chain.stages and self.blocks != "ids":
             return dataset
+        self.chain.prepare()
         # Stages do not change the batches they get, so blocks are passed without a copy.
         options: dict[str, Any] = {"batch_size": None, "batch_format": "pyarrow", "zero_copy_batch": True}
-        if not self.chain.stateful:
-            return dataset.map_batches(_BlockTask(self.chain, self.blocks), **options)
+        resources = self.chain.resources or Resources()
+        options |= {name: value for name, value in _ray_options(resources).items() if value is not None}
         data: Any = require("ray.data", extra="ray", needed_for="engine='ray'")
-        pool = data.ActorPoolStrategy(min_size=1, max_size=max(1, self._workers))
-        return dataset.map_batches(_BlockActor, fn_constructor_args=(self.chain, self.blocks), compute=pool, **options)
+        # Ray can only keep a least number of workers if they are actors.
+        if not self.chain.stateful and not isinstance(resources.concurrency, tuple):
+            options["compute"] = data.TaskPoolStrategy(resources.concurrency)
+            return _map_blocks(dataset)(_name_function(_BlockTask(self.chain, self.blocks), self.chain.name), **options)
+        least, most = resources.least_workers or 1, resources.most_workers or max(1, self._workers)
+        options["compute"] = data.ActorPoolStrategy(min_size=least, max_size=most)
+        actor = type(self.chain.name, (_BlockTask,), {"__doc__": "Runs the stages in an actor."})
+        return _map_blocks(dataset)(actor, fn_constructor_args=(self.chain, self.blocks), **options)
 
     def then(self, stage: Stage) -> RayFrame:
+        # Stages with other resources run in other workers, as an operator of their own.
+        if self.chain.stages and resources_of(stage) != self.chain.resources:
+            chain = StageChain(self.schema, (stage,))
+            return RayFrame(lambda: self.native, chain, self._workers, self.parts, None)
         return RayFrame(self._source, self.chain.then(stage), self._workers, self.parts, self.blocks)
+
+
+def _map_blocks(dataset: Any) -> Callable[..., Any]:
+    """Return the method `map_batches` that passes whole blocks to functions on GPUs, too.
+
+    The public one requires a batch size for them, and then joins blocks of several partitions. Batches for the function
+    are cut in the stage.
+    """
+    names = ("map_batches_internal", "_map_batches_without_batch_size_validation", "map_batches")
+    method: Callable[..., Any] = next(getattr(dataset, name) for name in names if hasattr(dataset, name))
+    return method
+
+
+def _ray_options(resources: Resources) -> dict[str, float | None]:
+    """Return what a task or an actor requests, by the names of Ray's options."""
+    return {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "memory": resources.memory_bytes}
 
 
 class _BlockTask:
@@ -149,8 +177,14 @@ class _BlockTask:
             yield pa.Table.from_batches([batch])
 
 
-class _BlockActor(_BlockTask):
-    """Runs the stages in an actor, which lives as long as the job."""
+def _name_function(task: _BlockTask, name: str) -> Callable[[pa.Table], Iterator[pa.Table]]:
+    """Return a task as a function. Ray names an operator after its function or class."""
+
+    def run(block: pa.Table) -> Iterator[pa.Table]:
+        return task(block)
+
+    run.__name__ = run.__qualname__ = name
+    return run
 
 
 def _task_index() -> int:
@@ -183,6 +217,20 @@ class RayEngine:
         """The CPUs of the cluster."""
         return max(1, int(ray_session(**self._options).cluster_resources().get("CPU", 1)))
 
+    def check_resources(self, resources: Resources) -> None:
+        """Raise unless the nodes of the cluster can run these workers. Ray itself would wait for more nodes."""
+        names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+        needed = {names[name]: value for name, value in _ray_options(resources).items() if value}
+        nodes = [node["Resources"] for node in ray_session(**self._options).nodes() if node["Alive"]]
+        least = resources.least_workers or 1
+        if needed and sum(min(int(node.get(name, 0) / needed[name]) for name in needed) for node in nodes) < least:
+            largest = {name: max(node.get(name, 0) for node in nodes) for name in needed}
+            described = ", ".join(f"{name}: {value:,.12g}" for name, value in largest.items())
+            raise OptionError(
+                f"Resources({resources}): the Ray cluster has no room for {least} such workers. The most that one of "
+                f"its {len(nodes)} nodes has is {described}."
+            )
+
     # --- frames
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> RayFrame:
@@ -213,14 +261,26 @@ class RayEngine:
         return self._frame(lambda: native, StageChain(schema), None)
 
     def _frame(
-        self, source: Callable[[], Any], chain: StageChain, parts: int | None, blocks: BlockNumbers = None
+        self,
+        source: Callable[[], Any],
+        chain: StageChain,
+        parts: int | None,
+        blocks: BlockNumbers = None,
+        *,
+        whole: bool = False,
     ) -> RayFrame:
+        """Return a frame of a dataset that is made when it is needed; `whole` if no partition may be split."""
+
         def make_ordered() -> Dataset:
             # The settings belong to the context of a dataset, which datasets may share with all others: so on a copy.
             dataset: Any = source()
             copy = type(dataset).copy(dataset, _deep_copy=True)
             copy.context.execution_options.preserve_order = True
             copy.context.enable_progress_bars = False
+            if (
+                whole
+            ):  # else Ray splits what a task returns into blocks of 128 MiB, and stages would get parts of a group
+                copy.context.target_max_block_size = None
             return copy
 
         return RayFrame(_make_once(make_ordered), chain, self.workers, parts, blocks)
@@ -255,8 +315,15 @@ class RayEngine:
     def repartition(self, frame: Frame[Any], partitions: int) -> RayFrame:
         return self._derive(frame, lambda dataset: dataset.repartition(partitions), partitions)
 
-    def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> RayFrame:
-        return self._derive(frame, lambda dataset: dataset.repartition(partitions, keys=list(names)), partitions)
+    def exchange(self, frame: Frame[Any], name: str, partitions: int) -> RayFrame:
+        """Sort by the number of the partition: with bounds, Ray makes one block for each."""
+        bounds = list(range(1, partitions))
+        return self._derive(
+            frame,
+            lambda dataset: dataset.sort(name, boundaries=bounds) if bounds else dataset.repartition(1),
+            partitions,
+            whole=True,
+        )
 
     def shuffle(self, frame: Frame[Any], seed: int) -> RayFrame:
         return self._derive(frame, lambda dataset: dataset.random_shuffle(seed=seed), _own_frame(frame).parts)
@@ -265,10 +332,12 @@ class RayEngine:
         """Keep the blocks in the object store from the first use on."""
         return self._derive(frame, lambda dataset: dataset.materialize(), _own_frame(frame).parts)
 
-    def _derive(self, frame: Frame[Any], move: Callable[[Any], Any], parts: int | None) -> RayFrame:
+    def _derive(
+        self, frame: Frame[Any], move: Callable[[Any], Any], parts: int | None, *, whole: bool = False
+    ) -> RayFrame:
         """Return a frame of what Ray makes of another frame's dataset, when it is needed."""
         own = _own_frame(frame)
-        return self._frame(lambda: move(own.native), StageChain(frame.schema), parts)
+        return self._frame(lambda: move(own.native), StageChain(frame.schema), parts, whole=whole)
 
     # --- results
 

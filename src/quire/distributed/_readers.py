@@ -46,6 +46,7 @@ from quire.storage import (
     partition_values,
     read_arrow_schema,
     read_block_rows,
+    read_partitioned_schema,
     refuse_unknown_columns,
     shard_errors,
 )
@@ -153,15 +154,6 @@ def _no_rows_error(paths: Paths) -> OptionError:
     return OptionError(f"{named}{more}: there are no rows to read. Pass allow_empty=True if there may be none.")
 
 
-def _schema_with_partitions(folder: Folder, shard: Shard) -> pa.Schema:
-    """Return the Arrow schema of a shard, with a column for each 'key=value' folder."""
-    schema = read_arrow_schema(folder, shard)
-    for key, value in partition_values(shard.name).items():
-        if key not in schema.names:
-            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
-    return schema
-
-
 def plan_parquet(
     paths: Paths,
     document_type: type[Any] | None,
@@ -182,7 +174,7 @@ def plan_parquet(
         raise _no_rows_error(paths)
     if document_type is None and not shards:
         raise _no_class_error()
-    layout = DocumentLayout(document_type) if document_type else layout_from_arrow(_schema_with_partitions(*shards[0]))
+    layout = DocumentLayout(document_type) if document_type else layout_from_arrow(read_partitioned_schema(*shards[0]))
     if "forbid" in (extra, layout.document_type.__quire_extra__):
         for folder, shard in shards:
             where = display_uri(folder.join(shard.name))
@@ -190,6 +182,7 @@ def plan_parquet(
                 layout.document_type.document_schema(), read_arrow_schema(folder, shard), extra, where
             )
     layout = layout if columns is None else layout.select(columns)
+    # Each row group is assigned by itself, so that partitions have about the same size; neighbours are merged again.
     pieces = [
         ShardPiece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
         for folder, shard in shards

@@ -230,10 +230,7 @@ def _holds_mutable(items: Iterable[Any]) -> bool:
     return any(not isinstance(item, _PLAIN) for item in items)
 
 
-_MISSING_HASH = 0x9E3779B97F4A7C15
-_TIME_SALT, _FRACTION_SALT = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
-_INT64_LIMIT = float(1 << 63)
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+# --- keys
 
 
 def get_column(value: Any, name: object) -> Any:
@@ -282,7 +279,16 @@ def unique_values(column: Any) -> NDArray[Any]:
 # --- hashes
 #
 # Python's own hash of text differs from process to process, and hashes of bytes differ between 1 and 1.0, which one
-# file may hold as an integer and another as a float. These hashes are equal for equal values, in every process.
+# file may hold as an integer and another as a float. These hashes are equal for equal values, in every process. They
+# decide which partition a row belongs to, so all workers of a job must have the same version of them.
+
+_MISSING_HASH = 0x9E3779B97F4A7C15
+# Times and fractions are hashed as 64 bits, too: the salts keep them apart from the integers of the same bits.
+_TIME_SALT, _FRACTION_SALT = 0x5851F42D4C957F2D, 0x2545F4914F6CDD1D
+_INT64_LIMIT = float(1 << 63)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
 def _mix_bits(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix each 64-bit number so that every bit depends on all bits (the finaliser of splitmix64)."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -30,10 +30,24 @@ from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by
 from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
 from quire.distributed._engine import Engine, Frame, Stage, engine_of
 from quire.distributed._engine import engine as engine_by_name
+from quire.distributed._exchange import (
+    Deferred,
+    GatherStage,
+    HashRouter,
+    OrderRows,
+    PositionRouter,
+    RangeRouter,
+    Router,
+    exchange_rows,
+    find_bounds,
+)
+from quire.distributed._groups import DistinctRows, GroupedShards, name_keys
+from quire.distributed._joins import JoinKind, JoinRows, plan_join
+from quire.distributed._keys import Keys
 from quire.distributed._readers import FileKind, FileOptions, ReadPlan, plan_files, plan_parquet
+from quire.distributed._resources import Resources, check_resources
 from quire.distributed._sources import Paths, check_partitions
 from quire.distributed._stages import (
-    AppendKeys,
     ConformRows,
     DistinctValues,
     FilterRows,
@@ -42,10 +56,11 @@ from quire.distributed._stages import (
     MapRows,
     SampleRows,
     UserFunction,
+    find_target,
 )
 from quire.distributed._write import write_frame
 from quire.document import BaseDocument
-from quire.errors import OptionError, RowIndexError, SchemaError, check_options
+from quire.errors import OptionError, RowIndexError, SchemaError, check_options, reject_unknown_options
 from quire.files import RemoteOptions
 from quire.schema import FieldKind, parse_path
 from quire.storage import WriteOptions, iter_columns, resolve_document_type
@@ -113,6 +128,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     # --- creating shards
 
     @classmethod
+    @reject_unknown_options
     def from_documents(
         cls,
         documents: Iterable[Any],
@@ -164,6 +180,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls.from_documents(data, num_partitions=num_partitions, engine=engine, document_type=document_type)
 
     @classmethod
+    @reject_unknown_options
     def read_parquet(  # noqa: PLR0913
         cls,
         path: Paths,
@@ -188,6 +205,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._from_plan(target, plan)
 
     @classmethod
+    @reject_unknown_options
     def read_csv(  # noqa: PLR0913
         cls,
         path: Paths,
@@ -209,6 +227,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._read_files("csv", path, num_partitions, engine, document_type, options)
 
     @classmethod
+    @reject_unknown_options
     def read_json(
         cls,
         path: Paths,
@@ -228,6 +247,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._read_files("json", path, num_partitions, engine, document_type, options)
 
     @classmethod
+    @reject_unknown_options
     def read_binary(
         cls,
         path: Paths,
@@ -298,7 +318,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     @property
     def native(self) -> Any:
-        """The engine's own object: a Ray Dataset, a Spark DataFrame. Use it for joins, sorts and aggregates."""
+        """The engine's own object: a Ray Dataset, a Spark DataFrame, ..."""
         return self._data.frame.native
 
     def num_partitions(self) -> int:
@@ -317,27 +337,34 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def transform_shard(
         self,
         func: Callable[..., Any],
-        *args: Any,
+        *more_args: Any,
         on_error: OnError = "raise",
         document_type: type[Any] | None = None,
-        **kwargs: Any,
+        resources: Resources | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **more_kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to partitions: it receives a `DocumentArray` and returns any number of documents.
 
         It is called with about 16 MiB of a partition at a time; after `partition_by`, with each partition as a whole,
-        so that it sees all documents of a group. `args` and `kwargs` follow the array; if `func` is a class, each
-        worker creates one instance with them. A function that returns documents of another class declares it by its
-        return annotation or by `document_type`; with neither, they have the class of these shards.
+        so that it sees all documents of a group. A function that returns documents of another class declares it by its
+        return annotation or by `document_type`; with neither, they have the class of these shards. See `map` for the
+        other arguments.
         """
-        return self._map_chunks(UserFunction(func, args, kwargs), None, on_error, document_type, as_batch=False)
+        function = self._bind_function(func, (*more_args, *args), more_kwargs, kwargs, resources)
+        return self._map_chunks(function, None, on_error, document_type, as_batch=False)
 
     def map(
         self,
         func: Callable[..., Any],
-        *args: Any,
+        *more_args: Any,
         on_error: OnError = "raise",
         document_type: type[Any] | None = None,
-        **kwargs: Any,
+        resources: Resources | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **more_kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to each document. A document keeps its id unless the function sets another.
 
@@ -346,9 +373,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
         If the function fails on a row, `on_error` decides: 'raise', 'skip', or 'null', which makes a document whose
         fields are None where they can be, and keep their values where not.
+
+        The function is called with the document, `more_args`, `args`, `more_kwargs` and `kwargs`; if it is a class,
+        each worker creates one instance with these arguments, and calls it with the document. Keywords that this
+        method itself has, such as `resources`, can only be passed in `kwargs`. `resources` are what each worker needs
+        and how many there are; an engine that cannot provide them raises an error.
         """
-        function = UserFunction(func, args, kwargs)
-        target = self._find_target(function, document_type)
+        function = self._bind_function(func, (*more_args, *args), more_kwargs, kwargs, resources)
+        target = find_target(self._data.layout, function, document_type)
         self._check_on_error(on_error, target)
         stage = MapRows(function, self._data.layout, target, on_error)
         return self._run(stage, target, keeps_rows=on_error != "skip")
@@ -357,10 +389,13 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         self,
         func: Callable[..., Any],
         batch_size: int | None = None,
-        *args: Any,
+        *more_args: Any,
         on_error: OnError = "raise",
         document_type: type[Any] | None = None,
-        **kwargs: Any,
+        resources: Resources | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **more_kwargs: Any,
     ) -> DocumentShards[Any]:
         """Apply a function to each `DocumentBatch` of `batch_size` rows, by default of about 16 MiB.
 
@@ -369,7 +404,22 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
-        return self._map_chunks(UserFunction(func, args, kwargs), batch_size, on_error, document_type, as_batch=True)
+        function = self._bind_function(func, (*more_args, *args), more_kwargs, kwargs, resources)
+        return self._map_chunks(function, batch_size, on_error, document_type, as_batch=True)
+
+    def _bind_function(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        more_kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, Any] | None,
+        resources: Resources | None,
+    ) -> UserFunction:
+        twice = more_kwargs.keys() & (kwargs or {}).keys()
+        if twice:
+            raise OptionError(f"{', '.join(sorted(twice))}: passed as a keyword and in kwargs= as well.")
+        check_resources(self.engine, resources)
+        return UserFunction(func, args, {**more_kwargs, **(kwargs or {})}, resources)
 
     def _map_chunks(
         self,
@@ -380,23 +430,10 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         *,
         as_batch: bool,
     ) -> DocumentShards[Any]:
-        target = self._find_target(function, document_type)
+        target = find_target(self._data.layout, function, document_type)
         self._check_on_error(on_error, target)
         whole = size is None and self._has_whole_groups(on_error)
         return self._run(MapChunks(function, self._data.layout, target, on_error, size, as_batch, whole), target)
-
-    def _find_target(self, function: UserFunction, document_type: type[Any] | None) -> DocumentLayout:
-        """Return the layout of what a function returns: of `document_type`, its annotation, or the shards' own.
-
-        Nothing runs here. A function without an annotation that returns another class fails when the job runs, with an
-        error that asks for the class.
-        """
-        layout = self._data.layout
-        declared = document_type or function.return_type()
-        whole = document_type is not None and layout.paths is not None  # all fields, where only some were selected
-        if declared is None or (declared is layout.document_type and not whole):
-            return layout
-        return DocumentLayout(declared)
 
     def _has_whole_groups(self, on_error: OnError) -> bool:
         """Whether functions get whole partitions, because `partition_by` made them of groups."""
@@ -464,27 +501,114 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         all documents of each group in memory. Use enough partitions to make them small enough.
         """
         number = self.num_partitions() if num_partitions is None else check_partitions(num_partitions)
-        data, engine = self._data, self.engine
-        paths = _key_paths(data.layout, cols)
-        if all(len(path) == 1 for path in paths):
-            frame = engine.partition_by(data.frame, [path[0] for path in paths], number)
-        else:
-            # Engines partition by columns: nested values become columns of their own for as long as rows move.
-            stage = AppendKeys(data.layout, paths)
-            keyed = engine.partition_by(engine.run(data.frame, stage), stage.names, number)
-            frame = engine.select(keyed, data.layout.fields.names)
-        return self._with_frame(frame, "whole")
+        layout = self._data.layout
+        keys = Keys.resolve(layout, [cols] if isinstance(cols, str) else list(cols), "partition_by")
+        return self._exchange(HashRouter(keys, number), OrderRows(layout), "whole")
+
+    def group_by(self, *keys: str, num_partitions: int | None = None, **named_keys: str) -> GroupedShards[DocT]:
+        """Group the documents that are equal in these fields: see `GroupedShards` for what to do with groups.
+
+        Keys are names or paths. In results, a key has the last part of its path as its name, or the name of the
+        keyword: `group_by('year', town='maker.town')`.
+        """
+        return GroupedShards(self, name_keys(keys, named_keys), self._check_partitions(num_partitions))
+
+    @reject_unknown_options
+    def sort(self, *keys: str, descending: bool | Sequence[bool] = False, num_partitions: int | None = None) -> Self:
+        """Sort all documents by fields, given by name or path; documents with equal keys stay in their order.
+
+        None comes first and NaN last; with `descending`, which may differ by key, it is the other way round. To divide
+        the keys between partitions, a sample of them is taken first: unless `cache` was called, functions before `sort`
+        run twice.
+        """
+        data, number = self._data, self._check_partitions(num_partitions)
+        resolved = Keys.resolve(data.layout, keys, "sort")
+        resolved.check_order()
+        down = (descending,) * len(keys) if isinstance(descending, bool) else tuple(descending)
+        if len(down) != len(keys) or not all(isinstance(item, bool) for item in down):
+            raise OptionError(f"sort(descending={descending!r}): one bool, or one for each of {len(keys)} keys.")
+        bounds = Deferred(lambda: find_bounds(data.engine, data.frame, resolved, down, number))
+        return self._exchange(
+            RangeRouter(resolved, down, number, bounds), OrderRows(data.layout, resolved, down), "none"
+        )
+
+    def limit(self, n: int) -> Self:
+        """Keep the first n documents; only what they need is computed."""
+        n = _check_rows(n)
+        total = self._data.total
+        frame = self.engine.limit(self._data.frame, n)
+        return self._of(  # type: ignore[return-value]
+            self._data._replace(frame=frame, total=None if total is None else min(n, total), grouping="none")
+        )
+
+    def distinct(self, *keys: str, num_partitions: int | None = None) -> Self:
+        """Keep the first of all documents that are equal in these fields, given by name or path.
+
+        They come in the order of the hashes of their keys, the same on every engine.
+        """
+        resolved = Keys.resolve(self._data.layout, keys, "distinct")
+        router = HashRouter(resolved, self._check_partitions(num_partitions))
+        shards = self._exchange(router, DistinctRows(resolved), "none")
+        return self._of(shards._data._replace(total=None))  # type: ignore[return-value]
+
+    @reject_unknown_options
+    def join(
+        self,
+        other: DocumentShards[Any],
+        on: str | Sequence[str] | Mapping[str, str],
+        how: JoinKind = "inner",
+        *,
+        document_type: type[Any] | None = None,
+        suffix: str | None = None,
+        num_partitions: int | None = None,
+    ) -> DocumentShards[Any]:
+        """Join documents of two shards that are equal in the fields `on`: names, paths, or a dict of left to right.
+
+        `how` is 'inner', 'left', 'right', 'outer', 'semi' (left documents with a match) or 'anti' (those without). As
+        in SQL, None matches nothing. The result has the fields of both sides, and the id of the left document, or of
+        the right one if there is no left one. Its class is made of these fields, or is `document_type`. A field that
+        both sides have is an error unless `suffix` renames that of the right side.
+        """
+        data, more = self._data, other._data
+        if data.engine is not more.engine:
+            raise OptionError(
+                "join() takes shards of one engine. Move the others to it by to_ray(), to_spark() or collect()."
+            )
+        plan = plan_join(data.layout, more.layout, on, how, document_type, suffix)
+        number = self._check_partitions(num_partitions)
+        inputs = [
+            (part.frame, part.layout.fields, HashRouter(keys, number))
+            for part, keys in ((data, plan.left), (more, plan.right))
+        ]
+        frame = exchange_rows(data.engine, inputs, JoinRows(plan))
+        return self._of(data._replace(frame=frame, layout=plan.target, total=None, grouping="none"))
 
     def shuffle(self, seed: int | None = None) -> Self:
         """Shuffle the documents over all partitions.
 
-        A seed gives the same order each time for the same data in the same partitions on the same engine. Another
-        engine has another order.
+        With a seed, they come in the order of the hashes of the seed and their ids: the same on every engine and with
+        any number of partitions. Documents without ids are ordered by the hashes of their partitions and rows. Without
+        a seed, the engine shuffles in its own way.
         """
-        number = random.getrandbits(31) if seed is None else whole_number("seed", seed)
-        if not 0 <= number < 2**63:
-            raise OptionError(f"seed={number}: the seed of a shuffle is at least 0 and below 2**63.")
-        return self._with_frame(self.engine.shuffle(self._data.frame, number), "none")
+        data = self._data
+        if seed is None:
+            return self._with_frame(self.engine.shuffle(data.frame, random.getrandbits(31)), "none")
+        seed = whole_number("seed", seed)
+        if not 0 <= seed < 2**63:
+            raise OptionError(f"seed={seed}: the seed of a shuffle is at least 0 and below 2**63.")
+        number = self.num_partitions()
+        router: Router = PositionRouter(number, seed)
+        if data.layout.has_text_id:
+            router = HashRouter(Keys.resolve(data.layout, ["id"], "shuffle"), number, seed)
+        return self._exchange(router, OrderRows(data.layout, "hash"), "none")
+
+    def _check_partitions(self, number: int | None) -> int:
+        return self.engine.workers if number is None else check_partitions(number)
+
+    def _exchange(self, router: Router, stage: GatherStage, grouping: Grouping) -> Self:
+        """Return shards with documents of the same class in other partitions."""
+        inputs = [(self._data.frame, self._data.layout.fields, router)]
+        return self._with_frame(exchange_rows(self.engine, inputs, stage), grouping)
 
     def sample(
         self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None, by: str = "id"
@@ -492,7 +616,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """Keep n different documents, or about a fraction of them, chosen at random, in their order.
 
         With a seed, they are the same documents on every engine and with any number of partitions: those with the
-        lowest hashes of the field `by`. To find the n lowest, all documents are made once, when this is called.
+        lowest hashes of the field `by`. To find the n lowest, all documents are computed once, when this is called.
         """
         n, fraction = check_sample(n, fraction)
         layout = self._check_hashed(by)
@@ -552,7 +676,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._of(first._replace(frame=frame, total=total, grouping=grouping))
 
     def cache(self) -> Self:
-        """Return the same documents, which are made once, when they are first needed, and then kept."""
+        """Return the same documents, which are computed once, when they are first needed, and then kept."""
         grouping = self._data.grouping
         if self.engine.name == "ray" and grouping != "none":
             grouping = "broken"  # Ray splits what it keeps into blocks of at most 128 MiB
@@ -591,10 +715,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def head(self, n: int = 5) -> DocumentArray[DocT]:
         """Return the first n documents, or all if there are fewer; only what they need is computed."""
-        n = whole_number("n", n)
-        if n < 0:
-            raise OptionError(f"n={n}: it must not be negative.")
-        return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, n)))
+        return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, _check_rows(n))))
 
     def collect(self) -> DocumentArray[DocT]:
         """Return all documents, in the memory of this process."""
@@ -609,6 +730,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
         Only a few batches are in memory at a time.
         """
+        if batch_size is not None and whole_number("batch_size", batch_size) < 1:
+            raise OptionError(f"batch_size={batch_size}: a batch has at least one row.")
         layout = self._data.layout
         batches = self.engine.iter_batches(self._data.frame)
         resized = rebatch_by_bytes(batches) if batch_size is None else rebatch_by_rows(batches, batch_size)
@@ -642,20 +765,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         write_frame(self.engine, self._data.frame, self._data.layout, url, replace(options or WriteOptions(), **more))
 
 
-def _key_paths(layout: DocumentLayout, columns: str | Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the paths of the fields to partition by, if each holds one value a row that can be compared."""
-    names = [columns] if isinstance(columns, str) else list(columns)
-    if not names or not all(names):
-        raise OptionError(f"partition_by({columns!r}): names or paths of fields are needed.")
-    paths = [parse_path(name) for name in names]
-    for name, path in zip(names, paths, strict=True):
-        layout.layout.schema.resolve(path)
-        arrow_type = layout.fields.field(path[0]).type
-        for part in path[1:]:
-            arrow_type = arrow_type.field(part).type if pa.types.is_struct(arrow_type) else None
-            if arrow_type is None:
-                break
-        if arrow_type is None or pa.types.is_nested(arrow_type):
-            actual = "in a list of documents" if arrow_type is None else f"a {arrow_type}"
-            raise OptionError(f"partition_by({name!r}): a field with one value a row is needed, and it is {actual}.")
-    return tuple(paths)
+def _check_rows(n: int) -> int:
+    n = whole_number("n", n)
+    if n < 0:
+        raise OptionError(f"n={n}: it must not be negative.")
+    return n

@@ -17,7 +17,7 @@ from typing import IO, Literal, NamedTuple, TypeVar
 
 from quire.array import whole_number
 from quire.errors import OptionError, StorageNotFoundError
-from quire.files import Folder, RemoteOptions, display_uri, open_folder
+from quire.files import Folder, RemoteOptions, compile_glob, display_uri, open_folder
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -25,7 +25,6 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 PARTITION_BYTES = 64 << 20
 """About how many bytes a partition has, if the number of partitions is not specified."""
 _WILDCARD = re.compile(r"[*?\[]")
-_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?[^\]]*\]|[^*?\[]+|\[")
 
 
 class FileRef(NamedTuple):
@@ -47,6 +46,8 @@ def find_files(
 
     A path without any file is an error unless `allow_empty`; None stands for a caller that has no such option.
     """
+    if not isinstance(paths, (str, os.PathLike, Iterable)):
+        raise OptionError(f"files are read from a path, a URL, or several, got {type(paths).__name__}.")
     sources = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not sources and not allow_empty:
         raise OptionError("at least one path is needed.")
@@ -81,8 +82,8 @@ def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> 
         # The folder before the first wildcard is listed, and the names in it are compared with the rest.
         url = open_folder(path, remote).url if "://" not in path else path
         start = url.rindex("/", 0, _WILDCARD.search(url).start()) + 1  # type: ignore[union-attr]
-        folder, regex = open_folder(url[:start], remote), re.compile(_pattern_to_regex(url[start:]))
-        return [FileRef(folder, *entry) for entry in folder.list() if regex.fullmatch(entry.name)]
+        folder, expression = open_folder(url[:start], remote), compile_glob(url[start:])
+        return [FileRef(folder, *entry) for entry in folder.list() if expression.fullmatch(entry.name)]
     folder = open_folder(path, remote)
     parent_url, _, name = folder.url.rpartition("/")
     if name and not parent_url.endswith(":/"):  # unless it is the root of a file system or a bucket
@@ -90,20 +91,6 @@ def _find_files(path: str, suffixes: tuple[str, ...], remote: RemoteOptions) -> 
         if parent.exists(name):
             return [FileRef(parent, name, parent.size(name))]
     return [FileRef(folder, *entry) for entry in folder.list(suffixes)]
-
-
-def _pattern_to_regex(pattern: str) -> str:
-    """Return the regular expression of a glob pattern; ** stands for any number of folders."""
-    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    regex = ""
-    for token in _TOKENS.findall(pattern):
-        if token in wildcards:
-            regex += wildcards[token]
-        elif token.startswith("[") and len(token) > 1:
-            regex += f"[^{re.escape(token[2:-1])}]" if token[1] == "!" else f"[{token[1:-1]}]"
-        else:
-            regex += re.escape(token)
-    return regex
 
 
 def check_partitions(partitions: int) -> int:

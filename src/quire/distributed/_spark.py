@@ -23,6 +23,7 @@ from quire.data import is_vector, prepare_frame
 from quire.distributed._batches import split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
 from quire.distributed._failures import error_from_text
+from quire.distributed._resources import Resources, resources_of
 from quire.distributed._spark_transport import (
     NUMBER_COLUMN,
     PACK_BYTES,
@@ -168,6 +169,27 @@ def translate_errors() -> Iterator[None]:
         raise original from original.__cause__
 
 
+@contextmanager
+def describe_jobs(session: SparkSession, chain: StageChain) -> Iterator[None]:
+    """Describe the jobs that are started meanwhile, and their stages, by the names of a chain, for the Spark UI.
+
+    A description that the caller has set is kept. Spark Connect has no names for jobs.
+    """
+    if not chain.stages or not hasattr(session, "_sc"):
+        yield
+        return
+    context = session.sparkContext
+    if context.getLocalProperty(_JOB_DESCRIPTION) is not None:
+        yield
+        return
+    context.setLocalProperty(_JOB_DESCRIPTION, chain.name)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_JOB_DESCRIPTION, None)  # type: ignore[arg-type]
+
+
+_JOB_DESCRIPTION = "spark.job.description"
 _MAX_WINDOW_BYTES = 256 << 20
 """About how many bytes of partitions are collected at a time, estimated from the previous ones."""
 
@@ -178,10 +200,15 @@ class SparkSource:
 
     session: Any
     kind: InputKind
-    frame: Any
+    make_frame: Callable[[], DataFrame] | None
+    """Called when rows are needed: creating a DataFrame pickles stages, and some of them run a job for that."""
     parts: int | None
     in_windows: bool = False
     """Whether some of the partitions can be computed without the others."""
+
+    @cached_property
+    def frame(self) -> Any:
+        return None if self.make_frame is None else self.make_frame()
 
     def rows(self) -> DataFrame:
         return self.frame if self.kind != "numbers" else self.window(0, self.parts or 0)
@@ -212,8 +239,11 @@ class SparkFrame(Frame[Any]):
     def map_stages(self, output: OutputKind, rows: DataFrame, first: int | None = 0) -> DataFrame:
         """Return the DataFrame of what the stages make of rows: packs, columns or counts."""
         types = {"packs": SPARK_PACK_TYPES, "counts": SPARK_COUNT_TYPES}.get(output) or spark_schema(self.schema)
+        self.chain.prepare()
+        resources = self.chain.resources
+        options = {} if resources is None else {"profile": _resource_profile(resources)}
         try:
-            return rows.mapInArrow(SparkWork(self.chain, self.source.kind, output, first).function(), types)
+            return rows.mapInArrow(SparkWork(self.chain, self.source.kind, output, first).function(), types, **options)
         except NotImplementedError as error:
             raise OptionError(
                 f"Spark {self.source.session.version} cannot hold documents inside documents as columns. "
@@ -224,7 +254,27 @@ class SparkFrame(Frame[Any]):
         return self.map_stages("packs", self.source.rows(), first)
 
     def then(self, stage: Stage) -> SparkFrame:
+        requested, before = resources_of(stage), self.chain.resources
+        if requested is not None and before is not None and requested != before:
+            raise OptionError(
+                f"Resources({requested}) after Resources({before}): a stage of Spark has one resource profile. Call "
+                "repartition() between the two functions, or request the same for both."
+            )
         return SparkFrame(self.source, self.chain.then(stage))
+
+
+def _resource_profile(resources: Resources) -> Any:
+    """Return Spark's form of what tasks need, and executors for their memory."""
+    module: Any = require("pyspark.resource", extra="spark", needed_for="Resources on Spark")
+    builder = module.ResourceProfileBuilder()
+    # A profile must name the CPUs of a task: without them, Spark would reserve none.
+    tasks = module.TaskResourceRequests().cpus(int(resources.cpus or 1))
+    if resources.gpus:
+        tasks = tasks.resource("gpu", resources.gpus)
+    if resources.memory_bytes is not None:
+        mebibytes = max(1, resources.memory_bytes >> 20)
+        builder = builder.require(module.ExecutorResourceRequests().pysparkMemory(f"{mebibytes}m"))
+    return builder.require(tasks).build
 
 
 class SparkEngine:
@@ -251,6 +301,31 @@ class SparkEngine:
             return max(1, int(session.sparkContext.defaultParallelism))
         return max(1, int(session.conf.get("spark.sql.shuffle.partitions", "2")))
 
+    def check_resources(self, resources: Resources) -> None:
+        """Raise for what resource profiles cannot express, or this cluster does not provide."""
+        session, request = self.session, f"Resources({resources})"
+        settings = session.conf
+        if _major_version(session) < 4:
+            raise OptionError(f"{request}: Spark {session.version} has no profiles for functions; Spark 4 has.")
+        if resources.concurrency is not None:
+            raise OptionError(
+                f"{request}: Spark runs as many tasks at a time as fit into the executors. Leave out concurrency= and "
+                "request cpus=, or repartition() into fewer partitions."
+            )
+        if resources.cpus is not None and (resources.cpus < 1 or resources.cpus != int(resources.cpus)):
+            raise OptionError(f"{request}: a task of Spark has a whole number of CPUs.")
+        if settings.get("spark.master", "").startswith("local") and "cluster" not in settings.get("spark.master", ""):
+            raise OptionError(f"{request}: Spark on one machine ({settings.get('spark.master')}) has no profiles.")
+        if resources.gpus and not int(settings.get("spark.executor.resource.gpu.amount", "0")):
+            raise OptionError(
+                f"{request}: the executors have no GPUs. Start Spark with spark.executor.resource.gpu.amount."
+            )
+        if resources.memory is not None and settings.get("spark.dynamicAllocation.enabled", "false") != "true":
+            raise OptionError(
+                f"{request}: Spark starts executors with other memory only if spark.dynamicAllocation.enabled is true. "
+                "Else set spark.executor.memory or spark.executor.pyspark.memory for all of them."
+            )
+
     # --- frames
 
     def from_batches(self, partitions: Sequence[Sequence[pa.RecordBatch]], schema: pa.Schema) -> SparkFrame:
@@ -262,7 +337,7 @@ class SparkEngine:
         ]
         session = self.session
         frame = frame_from_packs(session, packs)
-        return _frame_of_packs(session, frame, schema, len(partitions), in_windows=True)
+        return _frame_of_packs(session, lambda: frame, schema, len(partitions), in_windows=True)
 
     def from_stage(self, stage: Stage, partitions: int) -> SparkFrame:
         """Run tasks that have a number each, and no data."""
@@ -275,10 +350,12 @@ class SparkEngine:
             raise TypeError(f"engine='spark' takes a Spark DataFrame, got {type(native).__name__}.")
         if any(is_vector(field.dataType) for field in native.schema.fields):
             native = prepare_frame(native, None)
-        return self._frame_of_columns(native, arrow_schema(native.schema), None)
+        return self._frame_of_columns(lambda: native, arrow_schema(native.schema), None, native.sparkSession)
 
-    def _frame_of_columns(self, frame: DataFrame, schema: pa.Schema, parts: int | None) -> SparkFrame:
-        return SparkFrame(SparkSource(frame.sparkSession, "columns", frame, parts), StageChain(schema))
+    def _frame_of_columns(
+        self, make: Callable[[], DataFrame], schema: pa.Schema, parts: int | None, session: SparkSession | None = None
+    ) -> SparkFrame:
+        return SparkFrame(SparkSource(session or self.session, "columns", make, parts), StageChain(schema))
 
     # --- from frame to frame
 
@@ -291,14 +368,15 @@ class SparkEngine:
         if own.source.kind != "columns" or own.chain.stages:
             return own.then(SelectStage(frame.schema, names))
         schema = SelectStage(own.schema, names).schema
-        return self._frame_of_columns(own.native.select(*[_quote(name) for name in names]), schema, own.source.parts)
+        columns = [_quote(name) for name in names]
+        return self._derive(own, lambda native: native.select(*columns), own.source.parts, schema)
 
     def limit(self, frame: Frame[Any], rows: int) -> SparkFrame:
         """Take the first rows of each partition, and then the first of all, partition by partition."""
         # Each partition keeps no more rows than needed, and one partition then takes the first of all.
         head = _HeadStage(frame.schema, rows)
         own = _own_frame(frame).then(head)
-        return _frame_of_packs(own.source.session, own.packs(None).coalesce(1), frame.schema, 1).then(head)
+        return _frame_of_packs(own.source.session, lambda: own.packs(None).coalesce(1), frame.schema, 1).then(head)
 
     def union(self, frames: Sequence[Frame[Any]]) -> SparkFrame:
         owns = [_own_frame(frame) for frame in frames]
@@ -306,42 +384,69 @@ class SparkEngine:
         total = sum(known) if len(known) == len(owns) else None
         if total is not None and all(own.source.kind == "numbers" for own in owns):
             return self.from_stage(UnionStage([own.chain for own in owns], known), total)
+        session = owns[0].source.session
         if total is None:
-            joined = reduce(lambda one, other: one.union(other), [own.native for own in owns])
-            return self._frame_of_columns(joined, frames[0].schema, None)
+            return self._frame_of_columns(
+                lambda: reduce(lambda one, other: one.union(other), [own.native for own in owns]),
+                frames[0].schema,
+                None,
+                session,
+            )
+
         # Packs carry the number of their partition: those of a frame are numbered after those of the frames before it.
-        firsts = accumulate([0, *known[:-1]])
-        packs = [own.packs(first) for own, first in zip(owns, firsts, strict=True)]
-        return _frame_of_packs(
-            owns[0].source.session, reduce(lambda one, other: one.union(other), packs), frames[0].schema, total
-        )
+        def union_packs() -> DataFrame:
+            packs = [own.packs(first) for own, first in zip(owns, accumulate([0, *known[:-1]]), strict=True)]
+            return reduce(lambda one, other: one.union(other), packs)
+
+        return _frame_of_packs(session, union_packs, frames[0].schema, total)
 
     def repartition(self, frame: Frame[Any], partitions: int) -> SparkFrame:
-        return self._frame_of_columns(frame.native.repartition(partitions), frame.schema, partitions)
+        return self._derive(frame, lambda native: native.repartition(partitions), partitions)
 
-    def partition_by(self, frame: Frame[Any], names: Sequence[str], partitions: int) -> SparkFrame:
-        moved = frame.native.repartition(partitions, *[_quote(name) for name in names])
-        return self._frame_of_columns(moved, frame.schema, partitions)
+    def exchange(self, frame: Frame[Any], name: str, partitions: int) -> SparkFrame:
+        """Repartition by numbers whose hashes are the partitions."""
+        numbers = ", ".join(map(str, _find_preimages(partitions)))
+        functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
+        key = f"element_at(array({numbers}), {_quote(name)} + 1)"
+        return self._derive(frame, lambda native: native.repartition(partitions, functions.expr(key)), partitions)
 
     def shuffle(self, frame: Frame[Any], seed: int) -> SparkFrame:
         """Give each row a random key, which decides its partition and its place there."""
         functions: Any = require("pyspark.sql.functions", extra="spark", needed_for="engine='spark'")
         key = "quire random key"
         parts = _own_frame(frame).source.parts or self.workers
-        keyed = frame.native.withColumn(key, functions.rand(seed)).repartition(parts, _quote(key))
-        return self._frame_of_columns(keyed.sortWithinPartitions(_quote(key)).drop(key), frame.schema, parts)
+
+        def shuffle_rows(native: DataFrame) -> DataFrame:
+            keyed = native.withColumn(key, functions.rand(seed)).repartition(parts, _quote(key))
+            return keyed.sortWithinPartitions(_quote(key)).drop(key)
+
+        return self._derive(frame, shuffle_rows, parts)
+
+    def _derive(
+        self,
+        frame: Frame[Any],
+        move: Callable[[DataFrame], DataFrame],
+        parts: int | None,
+        schema: pa.Schema | None = None,
+    ) -> SparkFrame:
+        """Return a frame of what Spark makes of another frame's rows, when it is needed."""
+        own = _own_frame(frame)
+        return self._frame_of_columns(lambda: move(own.native), schema or frame.schema, parts, own.source.session)
 
     def cache(self, frame: Frame[Any]) -> SparkFrame:
         """Keep rows in the executors, on disk if memory does not suffice, while the frame is in use here."""
         own = _own_frame(frame)
-        persisted = own.packs().persist()
         parts = own.source.parts
-        # A frame of its own, so that Spark lets go of the data when this frame is no longer used.
-        rows = persisted.select("*")
-        cached = _frame_of_packs(own.source.session, rows, frame.schema, parts, in_windows=parts is not None)
-        # Not at exit: Spark releases everything by itself, and may have ended already.
-        weakref.finalize(cached.source.frame, unpersist, persisted).atexit = False
-        return cached
+
+        def persist() -> DataFrame:
+            persisted = own.packs().persist()
+            # A DataFrame of its own, so that Spark lets go of the data when this frame is no longer used.
+            rows = persisted.select("*")
+            # Not at exit: Spark releases everything by itself, and may have ended already.
+            weakref.finalize(rows, unpersist, persisted).atexit = False
+            return rows
+
+        return _frame_of_packs(own.source.session, persist, frame.schema, parts, in_windows=parts is not None)
 
     # --- results
 
@@ -350,7 +455,11 @@ class SparkEngine:
         own = _own_frame(frame)
         if not own.source.in_windows:
             # Spark reads the settings when it plans the job, so they are restored before the first row is consumed.
-            with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
+            with (
+                translate_errors(),
+                limit_batches(own.source.session, own.chain.input_schema),
+                describe_jobs(own.source.session, own.chain),
+            ):
                 rows = own.packs().toLocalIterator(prefetchPartitions=True)
             with translate_errors():
                 yield from unpack_batches(rows, own.schema)
@@ -363,7 +472,8 @@ class SparkEngine:
         width, first, total = self.workers, 0, own.source.parts or 0
         while first < total:
             end = min(total, first + width)
-            rows = own.map_stages("packs", own.source.window(first, end)).collect()
+            with describe_jobs(own.source.session, own.chain):
+                rows = own.map_stages("packs", own.source.window(first, end)).collect()
             yield from unpack_batches(rows, own.schema)
             # The next window has as many partitions as fit into the limit, if they are as large as these.
             size = max(1, sum(len(row[1]) for row in rows))
@@ -371,7 +481,8 @@ class SparkEngine:
 
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
         own = _own_frame(frame)
-        with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
+        session = own.source.session
+        with translate_errors(), limit_batches(session, own.chain.input_schema), describe_jobs(session, own.chain):
             return list(unpack_batches(own.packs().collect(), own.schema))
 
     def count(self, frame: Frame[Any]) -> int:
@@ -384,7 +495,8 @@ class SparkEngine:
 
     def _counts(self, frame: Frame[Any]) -> list[tuple[int, int]]:
         own = _own_frame(frame)
-        with translate_errors(), limit_batches(own.source.session, own.chain.input_schema):
+        session = own.source.session
+        with translate_errors(), limit_batches(session, own.chain.input_schema), describe_jobs(session, own.chain):
             return [tuple(row) for row in own.map_stages("counts", own.source.rows()).collect()]
 
     def close(self) -> None:
@@ -416,9 +528,41 @@ def _own_frame(frame: Frame[Any]) -> SparkFrame:
 
 
 def _frame_of_packs(
-    session: SparkSession, frame: DataFrame, schema: pa.Schema, parts: int | None, *, in_windows: bool = False
+    session: SparkSession,
+    make: Callable[[], DataFrame],
+    schema: pa.Schema,
+    parts: int | None,
+    *,
+    in_windows: bool = False,
 ) -> SparkFrame:
-    return SparkFrame(SparkSource(session, "packs", frame, parts, in_windows), StageChain(schema))
+    return SparkFrame(SparkSource(session, "packs", make, parts, in_windows), StageChain(schema))
+
+
+def _find_preimages(partitions: int) -> list[int]:
+    """Return a number for each partition whose hash in Spark, which `repartition` uses, is that partition.
+
+    Spark's own way to name partitions, `repartitionById`, is newer than the oldest Spark that is supported.
+    """
+    preimages: dict[int, int] = {}
+    number = 0
+    while len(preimages) < partitions:
+        preimages.setdefault(_murmur3(number) % partitions, number)
+        number += 1
+    return [preimages[partition] for partition in range(partitions)]
+
+
+def _murmur3(number: int) -> int:
+    """Return the hash of an int in Spark: Murmur3 with the seed 42, signed."""
+    mask = 0xFFFFFFFF
+    key = number * 0xCC9E2D51 & mask
+    key = ((key << 15 | key >> 17) & mask) * 0x1B873593 & mask
+    state = 42 ^ key
+    state = ((state << 13 | state >> 19) & mask) * 5 + 0xE6546B64 & mask
+    state ^= 4
+    state = (state ^ state >> 16) * 0x85EBCA6B & mask
+    state = (state ^ state >> 13) * 0xC2B2AE35 & mask
+    state ^= state >> 16
+    return state - (1 << 32) if state >> 31 else state
 
 
 def unpersist(frame: DataFrame) -> None:

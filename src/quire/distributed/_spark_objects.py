@@ -152,7 +152,7 @@ class SparkObjects(ObjectEngine):
 
     def arrow_frame(self, node: PlanNode, schema: pa.Schema) -> SparkFrame:
         """Return a frame of the rows of the tables, or data frames."""
-        rows = self.engine._frame_of_columns(self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
+        rows = self.engine._frame_of_columns(lambda: self._frame(node), PIECE_SCHEMA, self.num_partitions(node))
         return self.engine.run(rows, _ToRows(schema))
 
 

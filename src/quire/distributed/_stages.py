@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from quire._protocols import is_document_type
 from quire.array import DocumentBatch, compile_filter, find_column, hash_fraction
@@ -38,6 +37,7 @@ from quire.distributed._encoding import (
 )
 from quire.distributed._failures import partition_error
 from quire.distributed._prefetch import until_stopped
+from quire.distributed._resources import Resources
 from quire.document import BaseDocument
 from quire.errors import DocumentTypeError, OptionError, PartitionError
 from quire.storage import count_rows_within
@@ -72,6 +72,8 @@ class UserFunction:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    resources: Resources | None = None
+    """What the workers that call it need."""
     token: str = field(default_factory=lambda: os.urandom(8).hex())
     """Identifies the instances of this function in the workers."""
 
@@ -90,6 +92,13 @@ class UserFunction:
     def name(self) -> str:
         """The name in messages."""
         return getattr(self.function, "__qualname__", None) or repr(self.function)
+
+    @property
+    def short_name(self) -> str:
+        """The name in dashboards and plans: without the functions that it was defined in."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        name = getattr(function, "__qualname__", None) or type(function).__name__
+        return str(name).rpartition("<locals>.")[2]
 
     def bind(self) -> Callable[[Any], Any]:
         """Return a function of one argument; of a class, the instance that this worker keeps."""
@@ -116,6 +125,19 @@ class UserFunction:
             return _document_type_in(typing.get_type_hints(function).get("return"))
         except Exception:  # noqa: BLE001 - annotations may name what only a type checker can import
             return None
+
+
+def find_target(layout: DocumentLayout, function: UserFunction, document_type: type[Any] | None) -> DocumentLayout:
+    """Return the layout of what a function returns: of `document_type`, its annotation, or the shards' own.
+
+    Nothing runs here. A function without an annotation that returns another class fails when the job runs, with an
+    error that asks for the class.
+    """
+    declared = document_type or function.return_type()
+    whole = document_type is not None and layout.paths is not None  # all fields, where only some were selected
+    if declared is None or (declared is layout.document_type and not whole):
+        return layout
+    return DocumentLayout(declared)
 
 
 def defines_call(cls: Any) -> bool:
@@ -176,6 +198,14 @@ class MapRows(PartitionStage):
     def stateful(self) -> bool:  # type: ignore[override]
         return self.call.stateful
 
+    @property
+    def resources(self) -> Resources | None:
+        return self.call.resources
+
+    @property
+    def name(self) -> str:
+        return self.call.short_name
+
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         return Encoder(self.target, self.source, partition, self.on_error).encode(self._results(batches))
 
@@ -214,6 +244,14 @@ class MapChunks(PartitionStage):
     def stateful(self) -> bool:  # type: ignore[override]
         return self.call.stateful
 
+    @property
+    def resources(self) -> Resources | None:
+        return self.call.resources
+
+    @property
+    def name(self) -> str:
+        return self.call.short_name
+
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         function, first = self.call.bind(), 0
         encoder = Encoder(self.target, self.source, partition, self.on_error)
@@ -247,11 +285,11 @@ class MapChunks(PartitionStage):
     ) -> Iterator[pa.RecordBatch]:
         result = attempt(
             function,
-            self._argument(columns),
-            lambda result: result if isinstance(result, DocumentBatch) else _list_documents(result),
+            self.argument(columns),
+            lambda result: result if isinstance(result, DocumentBatch) else list_documents(result),
         )
         if isinstance(result, DocumentBatch):  # its columns are encoded without creating documents
-            result = attempt(self._encode_batch, result)
+            result = attempt(self.encode_batch, result)
             if not isinstance(result, Failed):
                 yield from result
                 return
@@ -262,10 +300,10 @@ class MapChunks(PartitionStage):
         else:
             yield from encoder.encode(self._one_by_one(function, rows))
 
-    def _argument(self, columns: Columns) -> Any:
+    def argument(self, columns: Columns) -> Any:
         return self.source.batch(columns) if self.columns else self.source.array(columns)
 
-    def _encode_batch(self, batch: DocumentBatch[Any]) -> list[pa.RecordBatch]:
+    def encode_batch(self, batch: DocumentBatch[Any]) -> list[pa.RecordBatch]:
         if batch.document_type is not self.target.document_type:
             raise wrong_type_error(self.target, batch)
         encoded = self.target.layout.encode(batch._columns)
@@ -275,11 +313,11 @@ class MapChunks(PartitionStage):
     def _one_by_one(self, function: Callable[[Any], Any], rows: ChunkRows) -> Iterator[RowResult]:
         for row in range(len(rows.chunk)):
             alone = ChunkRows(self.source, rows.chunk.slice(row, 1), rows.first + row)
-            result = attempt(function, self._argument(self.source.decode(alone.chunk)), _list_documents)
+            result = attempt(function, self.argument(self.source.decode(alone.chunk)), list_documents)
             yield from alone.results_of(result)
 
 
-def _list_documents(result: object) -> list[Any]:
+def list_documents(result: object) -> list[Any]:
     """Return the documents that a function returned; it may be a generator."""
     if result is None or isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
         raise DocumentTypeError(f"the function must return an array of documents, but returned {describe(result)}.")
@@ -306,6 +344,11 @@ class FilterRows(PartitionStage):
     @property
     def stateful(self) -> bool:  # type: ignore[override]
         return isinstance(self.query, UserFunction) and self.query.stateful
+
+    @property
+    def name(self) -> str:
+        fields = self.query.short_name if isinstance(self.query, UserFunction) else ", ".join(self.query)
+        return f"filter({fields})"
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         query: Any = self.query.bind() if isinstance(self.query, UserFunction) else self.query
@@ -444,39 +487,6 @@ class ConformRows(PartitionStage):
 
     def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         return map(self.target.conform, batches)
-
-
-@dataclass(frozen=True)
-class AppendKeys(PartitionStage):
-    """Append columns with the values of fields of nested documents, for engines to partition by."""
-
-    source: DocumentLayout
-    paths: tuple[tuple[str, ...], ...]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns to partition by: the added ones, and fields of the document itself."""
-        # The space keeps the name apart from those of fields.
-        return [path[0] if len(path) == 1 else f"quire key {i}" for i, path in enumerate(self.paths)]
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        schema = self.source.fields
-        for name, path in self._added():
-            arrow_type = schema.field(path[0]).type
-            for part in path[1:]:
-                arrow_type = arrow_type.field(part).type
-            schema = schema.append(pa.field(name, arrow_type))
-        return schema
-
-    def _added(self) -> list[tuple[str, tuple[str, ...]]]:
-        return [(name, path) for name, path in zip(self.names, self.paths, strict=True) if len(path) > 1]
-
-    def work(self, _: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
-        """Append the keys, None where the nested document is None."""
-        for batch in batches:
-            keys = [pc.struct_field(batch.column(path[0]), list(path[1:])) for _, path in self._added()]
-            yield pa.RecordBatch.from_arrays([*batch.columns, *keys], schema=self.schema)
 
 
 @dataclass(frozen=True)

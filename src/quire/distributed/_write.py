@@ -94,7 +94,7 @@ def write_frame(
         )
     folder = open_folder(url, options.remote)
     log = Log.create(folder, replaces=options.mode == "overwrite")
-    prepare_target(folder, options, log)
+    prepare_target(folder, options, log, can_resume=False)
     job = log.name.partition("-")[0]
     try:
         reports = engine.collect(engine.run(frame, WriteShards(layout, folder.url, job, options)))

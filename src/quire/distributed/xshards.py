@@ -167,7 +167,7 @@ class XShards:
     # --- caching
 
     def cache(self) -> XShards:
-        """Keep the objects, once they are made."""
+        """Keep the objects once they are computed."""
         self._node.cached = True
         return self
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import Self, Unpack
 
+from quire._equality import equal_values
+from quire._extra_fields import explain_unknown_fields
 from quire.array import DocumentArray
 from quire.document import BaseDocument
 from quire.documents import _pixels
-from quire.errors import DecodeError, EncodeError, TensorError, UriError
+from quire.documents._document_array import NestedDocumentArray
+from quire.errors import DecodeError, DocumentTypeError, EncodeError, PathError, TensorError, UriError, did_you_mean
 from quire.files import ReadLimits, Target, display_uri, guess_type, open_target, read_uri, scheme_of, to_data_uri
 from quire.media import decode_frames, encode_pillow, pillow_format, save_image, to_image_bytes
-from quire.tensors import Tensor, framework_of
+from quire.schema import find_model, first_keys, written_names
+from quire.tensors import Tensor, describe, framework_of
 from quire.typing import AnyTensor
 
 if TYPE_CHECKING:
@@ -63,12 +71,75 @@ class YieldingProperty(property):
             super().__set__(document, value)
 
 
+def _content_field(value: object) -> ContentType:
+    return "text" if isinstance(value, str) else "blob" if isinstance(value, (bytes, bytearray)) else "tensor"
+
+
+def _read_fields(document_type: type[Document], values: object) -> object:
+    """Move `content` to the field of its type, and values that are not fields into `tags`.
+
+    A subclass that sets `extra` in its `model_config` follows that instead.
+    """
+    if not isinstance(values, dict) or values.keys() <= document_type.model_fields.keys():
+        return values
+    if document_type.__quire_extra__ is not None:
+        return values
+    values = dict(values)
+    known = _input_keys(document_type)
+    if "content" in values and "content" not in known:
+        name = _content_field(values["content"])
+        conflicts = [kind for kind in _CONTENT_TYPES if values.get(kind) is not None]
+        if conflicts:
+            raise PydanticCustomError("content", "content= and {name}= exclude each other", {"name": conflicts[0]})
+        content = values.pop("content")
+        if content is not None:
+            values[name] = content
+    unknown = {key: value for key, value in values.items() if key not in known and not str(key).endswith("\0")}
+    tags = values.get("tags") or {}
+    if unknown and isinstance(tags, Mapping):
+        values = {key: value for key, value in values.items() if key not in unknown}
+        values["tags"] = {**tags, **unknown}
+    return values
+
+
+def _input_keys(document_type: type[Document]) -> set[str]:
+    """Return the keys of input that are fields or computed fields of a class, by their names and aliases."""
+    notes = document_type.document_schema().notes
+    if "input keys" not in notes:
+        fields = document_type.model_fields
+        keys = {*written_names(document_type), *(key for info in fields.values() for key in first_keys(info))}
+        notes["input keys"] = keys
+    return notes["input keys"]  # type: ignore[no-any-return]
+
+
+class _Chunks:
+    """The field `chunks`, read in a way that the array knows its document: what is added gets its `parent_id`."""
+
+    def __get__(self, document: Any, owner: type[Any] | None = None) -> Any:
+        if document is None:
+            raise AttributeError("chunks")  # as for every field of a class
+        try:
+            chunks = document.__dict__["chunks"]
+        except KeyError:
+            raise AttributeError("chunks") from None
+        if isinstance(chunks, NestedDocumentArray):
+            object.__setattr__(chunks, "_owner", weakref.ref(document))
+        return chunks
+
+    def __set__(self, document: Any, value: Any) -> None:  # makes it precede the value in `__dict__`
+        raise AssertionError("pydantic sets fields")
+
+
 def _no_documents() -> DocumentArray[Document]:
     return _Documents._trusted([])
 
 
 class Document(BaseDocument):
     """A document for any content: text, a tensor, bytes, tags, and nested documents (`chunks` and `matches`).
+
+    `content=` sets `text`, `tensor` or `blob`, by its type. Keywords that are not fields are stored in `tags`. Chunks
+    get the id of the document as their `parent_id`. A document or a mapping that is passed first provides the fields
+    that are not passed by name.
 
     The methods that load, convert, set and save change the document and return it, so calls can be chained:
     `d.load_uri_to_image_tensor().set_image_tensor_normalization()`. Methods that read `uri` accept `timeout` (60
@@ -94,6 +165,75 @@ class Document(BaseDocument):
     chunks: DocumentArray[Document] = Field(default_factory=_no_documents)
     matches: DocumentArray[Document] = Field(default_factory=_no_documents)
 
+    __quire_collects__: ClassVar[bool] = True
+    __quire_array__: ClassVar[Any] = NestedDocumentArray
+
+    if TYPE_CHECKING:
+
+        def __init__(self, source: Document | Mapping[str, Any] | None = None, /, **fields: Any) -> None: ...
+
+    else:
+
+        def __init__(self, source: Document | Mapping[str, Any] | None = None, /, **fields: Any) -> None:
+            """Make a document of the values of fields, optionally with those of another document or of a mapping."""
+            __tracebackhide__ = True
+            if isinstance(source, BaseDocument):
+                shared = copy.deepcopy(source) if fields.pop("copy", False) else source
+                names = source.__pydantic_fields_set__ | {"id"}
+                fields = {**{name: value for name, value in shared.__dict__.items() if name in names}, **fields}
+            elif isinstance(source, Mapping):
+                fields = {**source, **fields}
+            elif source is not None:
+                raise DocumentTypeError(
+                    f"{type(self).__name__} takes a document or a mapping without a name, got {describe(source)}. "
+                    "Name the field: text=, tensor=, blob= or content=."
+                )
+            if fields.get("uri") is not None and "mime_type" not in fields:
+                fields["mime_type"] = guess_type(str(fields["uri"]))
+            try:  # not by `super().__init__`: pydantic looks for the types of a local class in the caller's frame
+                self.__pydantic_validator__.validate_python(fields, self_instance=self)
+            except ValidationError as error:
+                raise explain_unknown_fields(type(self), error) from None
+            chunks = self.chunks
+            if isinstance(chunks, NestedDocumentArray):
+                chunks._adopt(chunks._documents)
+
+        __init__.__pydantic_base_init__ = True  # pydantic then validates nested documents without calling it
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = super().__get_pydantic_core_schema__(source, handler)
+        model = find_model(handler.resolve_ref_schema(schema), cls)
+        if model is not None:  # inside of the model, to which the fields `chunks` and `matches` refer
+            read = partial(_read_fields, cls)
+            model["schema"] = core_schema.no_info_before_validator_function(read, model["schema"])
+        return schema
+
+    # --- fields
+
+    @property
+    def non_empty_fields(self) -> tuple[str, ...]:
+        """The names of the fields that have a value other than their default, without the `id` in front."""
+        return tuple(name for name in type(self).model_fields if name != "id" and not self._is_default(name))
+
+    def pop(self, *fields: str) -> None:
+        """Set fields to their defaults."""
+        known = type(self).model_fields
+        for name in fields:
+            if name not in known:
+                raise PathError(f"{type(self).__name__} has no field {name!r}. {did_you_mean(name, known)}")
+            if name != "id":
+                self.__dict__[name] = known[name].get_default(call_default_factory=True)
+                self.__pydantic_fields_set__.discard(name)
+
+    def clear(self) -> None:
+        """Set all fields except the `id` to their defaults."""
+        self.pop(*type(self).model_fields)
+
+    def _is_default(self, name: str) -> bool:
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return equal_values(self.__dict__[name], default)
+
     # --- content
 
     def _content_type(self) -> ContentType | None:
@@ -104,7 +244,7 @@ class Document(BaseDocument):
         return None if name is None else getattr(self, name)
 
     def _set_content(self, value: Any) -> None:
-        kind = "text" if isinstance(value, str) else "blob" if isinstance(value, (bytes, bytearray)) else "tensor"
+        kind = _content_field(value)
         setattr(self, kind, value)  # first, so that an invalid value leaves the document unchanged
         for name in _CONTENT_TYPES:
             if name != kind:
@@ -400,6 +540,7 @@ class Document(BaseDocument):
         return self
 
 
+Document.chunks = _Chunks()  # type: ignore[assignment]
 _Documents = DocumentArray[Document]
 
 

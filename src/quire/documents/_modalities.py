@@ -6,7 +6,7 @@ The signatures under TYPE_CHECKING are what type checkers need for `Image('a.png
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.document import BaseDocument
 from quire.typing import (
@@ -24,6 +24,16 @@ from quire.typing import (
     VideoBytes,
     VideoUrl,
 )
+
+
+class AnyDocument(BaseDocument, extra="allow"):
+    """A document with any fields: they are kept as they are passed, without types, and without columns of their own."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class Text(BaseDocument, main=("text", "bytes_")):

@@ -9,12 +9,14 @@ from quire.files._fetch import FetchOptions as FetchOptions
 from quire.files._fetch import allowed_schemes as allowed_schemes
 from quire.files._fetch import fetch as fetch
 from quire.files._find import Patterns as Patterns
+from quire.files._find import compile_glob as compile_glob
 from quire.files._find import find_files as find_files
 from quire.files._find import sample_paths as sample_paths
 from quire.files._folder import Entry as Entry
 from quire.files._folder import Folder as Folder
 from quire.files._hub import HubFile as HubFile
 from quire.files._hub import HubFolder as HubFolder
+from quire.files._node_cache import FIRST_IN_FLIGHT as FIRST_IN_FLIGHT
 from quire.files._node_cache import PINNED_SHARE as PINNED_SHARE
 from quire.files._node_cache import BlockRange as BlockRange
 from quire.files._node_cache import BlockSource as BlockSource
@@ -29,6 +31,7 @@ from quire.files._retry import RemoteOptions
 from quire.files._seekable import open_seekable as open_seekable
 from quire.files._transfer import Pieces as Pieces
 from quire.files._transfer import SpooledPieces as SpooledPieces
+from quire.files._transfer import delete_file, list_files
 from quire.files._transfer import receive as receive
 from quire.files._transfer import send as send
 from quire.files._transfer import split_pieces as split_pieces
@@ -46,4 +49,6 @@ from quire.files._uris import too_large as too_large
 
 __all__ = [
     "RemoteOptions",
+    "delete_file",
+    "list_files",
 ]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.errors import OptionError, StorageError, StorageNotFoundError, UriError, UriNotFoundError, UriTimeoutError
 from quire.files._remote import RemoteFolder
-from quire.files._retry import TEMPORARY_STATUS, RemoteOptions, retry_pause
+from quire.files._retry import RemoteCall, RemoteOptions
 from quire.files._transfer import split_address
 from quire.files._uris import MAX_BYTES, TIMEOUT, ReadLimits, display_uri, read_uri, scheme_of, too_large
-
-T = TypeVar("T")
 
 RETRIES = 2
 """How often a failed download is retried by default."""
@@ -51,24 +49,21 @@ def fetch(
 
     `timeout` is a deadline for the whole of it, with retries and the parts of a large file; see `FetchOptions`.
     """
-    if retries < 0:
-        raise OptionError(f"retries is 0 or more, got {retries}.")
     allowed = allowed_schemes(uri, schemes)
+    seconds = NO_TIMEOUT if timeout is None else timeout
+    options = RemoteOptions(retries, seconds, seconds, storage_options or {})
     if scheme_of(uri) in ("http", "https"):
         http = importlib.import_module("quire.files._http")  # slow to import, and rarely needed
         allowed_redirects = http.HTTP_SCHEMES if allowed is None else allowed
-        end = None if timeout is None else time.monotonic() + timeout
 
-        def download() -> bytes:
-            left = None if end is None else max(end - time.monotonic(), 0.001)
-            content: bytes = http.read_http(uri, left, max_bytes, allowed_redirects)
+        def download(left: float) -> bytes:
+            content: bytes = http.read_http(uri, None if timeout is None else left, max_bytes, allowed_redirects)
             return content
 
-        return retry_download(download, retries, end)
+        return RemoteCall("reading the file", uri).run(download, options)
     if is_local_or_data(uri, allowed):
         return read_uri(uri, max_bytes=max_bytes)
-    seconds = NO_TIMEOUT if timeout is None else timeout
-    return _fetch_from_store(uri, RemoteOptions(retries, seconds, seconds, storage_options or {}), max_bytes)
+    return _fetch_from_store(uri, options, max_bytes)
 
 
 def is_local_or_data(uri: str, allowed: frozenset[str] | None) -> bool:
@@ -89,29 +84,6 @@ def allowed_schemes(uri: str, schemes: Iterable[str] | None) -> frozenset[str] |
         only = " and ".join(sorted(allowed)) or "no address"
         raise UriError(f"{display_uri(uri)}: {what} is not allowed here, only {only}.")
     return allowed
-
-
-def retry_download(attempt: Callable[[], T], retries: int, end: float | None = None) -> T:
-    """Return the result of the first attempt that succeeds, with pauses that double; no pause goes beyond `end`."""
-    for number in range(retries + 1):
-        try:
-            return attempt()
-        except UriError as error:
-            pause = retry_pause(number)
-            is_over = end is not None and time.monotonic() + pause >= end
-            if number == retries or is_over or not is_temporary(error):
-                raise
-        time.sleep(pause)
-    raise AssertionError("one of the attempts returns or raises")
-
-
-def is_temporary(error: UriError) -> bool:
-    """Return whether another attempt may succeed."""
-    status = getattr(error.__cause__, "code", None)
-    if isinstance(status, int):
-        return status >= 500 or status in TEMPORARY_STATUS
-    is_invalid = isinstance(error.__cause__, ValueError)
-    return isinstance(error, UriTimeoutError) or (error.__cause__ is not None and not is_invalid)
 
 
 @contextmanager

@@ -42,6 +42,31 @@ def find_files(
     return files
 
 
+_GLOB_TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?[^\]]+\]|.", re.DOTALL)
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+def compile_glob(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a glob pattern, for names in a store that cannot search for itself.
+
+    `*` and `?` stand for characters within a name, `[a-z]` and `[!a-z]` for one of them, and `**` for any number of
+    folders.
+    """
+    parts = []
+    for token in _GLOB_TOKENS.findall(pattern):
+        if len(token) > 1 and token[0] == "[":
+            negated = "^" if token[1] in "!^" else ""
+            # Only ranges have a meaning inside the brackets. `[` is escaped, since `re` warns of sets in sets.
+            members = token[1 + len(negated) : -1].replace("\\", r"\\").replace("[", r"\[")
+            parts.append(f"[{negated}{members}]")
+        else:
+            parts.append(_WILDCARDS.get(token) or re.escape(token))
+    try:
+        return re.compile("".join(parts), re.DOTALL)
+    except re.error as error:
+        raise OptionError(f"{pattern!r} is not a pattern of files ({error}).") from error
+
+
 def sample_paths(paths: list[str], size: int | None, sampling_rate: float | None, seed: int | None) -> list[str]:
     """Return a sample of the paths: each with probability `sampling_rate`, and the first `size` of these."""
     if sampling_rate is not None and not 0 <= sampling_rate <= 1:

@@ -1,5 +1,8 @@
 """HTTP requests: downloads within limits, downloads that resume, and uploads in chunks.
 
+Single files are read and written with urllib, and not with obstore or fsspec: it needs no extra, redirects can be
+restricted, and limits are checked while a body arrives. See docs/decisions/0020-http-without-obstore.md.
+
 This module is imported when it is needed, since the modules of urllib take as long to import as the rest of quire.
 """
 
@@ -8,8 +11,8 @@ from __future__ import annotations
 import re
 import time
 from base64 import b64encode
-from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, InvalidURL
 from ssl import SSLContext
 from typing import Any
@@ -18,7 +21,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 
 from quire.errors import OptionError, StorageError, UriError, UriNotFoundError, UriTimeoutError, did_you_mean
-from quire.files._retry import GONE_STATUS, RemoteCall, RemoteOptions
+from quire.files._retry import GONE_STATUS, RemoteCall, RemoteOptions, is_temporary
 from quire.files._uris import display_uri, too_large
 
 HTTP_SCHEMES = ("http", "https")
@@ -84,28 +87,39 @@ def read_http(url: str, timeout: float | None, max_bytes: int, schemes: Containe
 
 def open_url(url: str, timeout: float | None, schemes: Container[str], **headers: str) -> HTTPResponse:
     """Return the response to a GET."""
+    query = request.Request(quote_url(url), headers={"User-Agent": "quire", **headers})  # noqa: S310 - the caller checked the scheme
+    return _open(query, timeout, schemes)
+
+
+def _open(
+    query: request.Request,
+    timeout: float | None,
+    schemes: Container[str],
+    own_headers: Iterable[str] = (),
+    ssl: SSLContext | None = None,
+) -> HTTPResponse:
+    """Return the response to a request. Headers with the names `own_headers` are not sent to where it is redirected."""
     # Not urllib's default opener, which follows redirects to ftp://.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler(),
-        request.HTTPHandler(),
-        request.HTTPSHandler(),
+        _UploadHandler(),
+        _UploadHandlerTls(ssl),
         request.HTTPDefaultErrorHandler(),
         request.HTTPErrorProcessor(),
         request.UnknownHandler(),
-        _Redirects(schemes),
+        _Redirects(schemes, own_headers),
     ):
         opener.add_handler(handler)
-    query = request.Request(quote_url(url), headers={"User-Agent": "quire", **headers})  # noqa: S310 - the caller checked the scheme
     response: HTTPResponse = opener.open(query, timeout=timeout)
     return response
 
 
 class _Redirects(request.HTTPRedirectHandler):
-    """Follows redirects within the allowed schemes."""
+    """Follows redirects within the allowed schemes, and sends passwords and headers of the user to no other server."""
 
-    def __init__(self, schemes: Container[str]) -> None:
-        self._schemes = schemes
+    def __init__(self, schemes: Container[str], own_headers: Iterable[str] = ()) -> None:
+        self._schemes, self._own_headers = schemes, tuple(own_headers)
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if urlsplit(newurl).scheme.lower() not in self._schemes:
@@ -114,20 +128,9 @@ class _Redirects(request.HTTPRedirectHandler):
             )
         # urllib reads the whole body of a redirect, however long; that of a closed response is empty.
         fp.close()
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-class _OwnHeaders(request.HTTPRedirectHandler):
-    """Follows redirects, and sends passwords and the headers of the user to no other server."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        fp.close()
         redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         if redirected is not None and _origin(newurl) != _origin(req.full_url):
-            for name in self._names:
+            for name in self._own_headers:
                 redirected.remove_header(name.capitalize())  # as urllib spells the names of headers
         return redirected
 
@@ -180,7 +183,67 @@ def incomplete_download(url: str, received: int, announced: int) -> UriError:
     return error
 
 
-# --- uploads, and downloads that resume
+class ResumableDownload:
+    """The content of a file on a server, from any position on, which may take several requests.
+
+    One response is read until the next read is elsewhere, or until it breaks off. A server without support for ranges
+    sends the file from its start, of which what comes before the position is dropped.
+    """
+
+    def __init__(self, url: str, open_at: Callable[[Mapping[str, str], float | None], HTTPResponse]) -> None:
+        self._url, self._open_at = url, open_at
+        self._response: HTTPResponse | None = None
+        self._position = 0
+        self._validator: str | None = None
+        self.size: int | None = None
+        self.has_ranges = False
+
+    def open(self, position: int, seconds: float | None, *, is_range: bool = True) -> None:
+        """Send a request for the content from a position on, and check that the file is still the same."""
+        self.close()
+        headers = {"Range": f"bytes={position}-"} if is_range else {}
+        response = self._response = self._open_at(headers, seconds)
+        start, size, self.has_ranges = 0, response.length, response.status == 206
+        if self.has_ranges:
+            start, size = position, sent_range(self._url, response, position)
+        validator = validator_of(response)
+        is_other = validator != self._validator or (size or self.size) != (self.size or size)
+        if self._validator is not None and is_other:
+            raise UriError(f"{display_uri(self._url)}: the file was changed while it was read. Read it again.")
+        self._validator, self.size = validator, size if size is not None else self.size
+        while start < position:  # the server does not support ranges
+            skipped = response.read(min(_CHUNK, position - start))
+            if not skipped:
+                raise incomplete_download(self._url, start, position)
+            start += len(skipped)
+        self._position = position
+
+    def read(self, position: int, count: int, seconds: float | None, *, is_range: bool = True) -> bytes:
+        """Return up to `count` bytes, which are none at the end of the file; after an error, call it again."""
+        try:
+            if self._response is None or self._position != position:
+                self.open(position, seconds, is_range=is_range)
+            assert self._response is not None
+            content = self._response.read1(count)
+        except BaseException:
+            self.close()
+            raise
+        left = self._response.length or (self.size or 0) - position  # a server may send less than was requested
+        if not content and left > 0:
+            self.close()
+            raise incomplete_download(self._url, position, position + left)
+        self._position += len(content)
+        return content
+
+    def close(self) -> None:
+        """Close the connection."""
+        response, self._response = self._response, None
+        if response is not None:
+            with suppress(OSError):
+                response.close()
+
+
+# --- files that are written and read in chunks
 
 
 class _UploadConnection(HTTPConnection):
@@ -236,8 +299,13 @@ class HttpFile:
             suggestion = did_you_mean(unknown[0], _KNOWN_OPTIONS)
             raise OptionError(f"{display_uri(url)}: over http there is no storage option {unknown[0]!r}. {suggestion}")
         self.url, self._options = url, options
-        self._address, self._headers = _extract_password(url)
-        self._headers |= {"User-Agent": "quire", **dict(options.storage_options.get("headers") or {})}
+        # The name and password of the address are sent as a header.
+        parts = urlsplit(url)
+        credentials, at, host = parts.netloc.rpartition("@")
+        self._address = quote_url(parts._replace(netloc=host).geturl())
+        encoded = b64encode(unquote(credentials).encode()).decode()
+        self._headers = {"Authorization": f"Basic {encoded}"} if at else {}
+        self._headers |= dict(options.storage_options.get("headers") or {})
 
     def upload(self, pieces: Iterable[Any]) -> None:
         """Send a body in chunks. Only the last chunk completes the file: a server drops a body that ends before."""
@@ -247,36 +315,40 @@ class HttpFile:
 
     def download(self) -> Iterator[bytes]:
         """Yield the body; where a connection breaks off, the rest is requested again from there."""
-        body = _ResumableBody(self)
-        call = RemoteCall("reading the file", self.url)
+        accept = {"Accept": "application/octet-stream, */*;q=0.1"}
+        body = ResumableDownload(self.url, lambda headers, seconds: self.open("GET", seconds, {**accept, **headers}))
+        call, position = RemoteCall("reading the file", self.url), 0
+
+        def read(seconds: float) -> bytes:
+            try:
+                # The first request is for the whole file: a range of an empty file would be an error.
+                return body.read(position, _CHUNK, seconds, is_range=position > 0)
+            except UriError as error:
+                kind = OSError if is_temporary(error) else StorageError
+                raise kind(str(error)) from error
+
         try:
-            while chunk := call.run(body.next, self._options):
+            while chunk := call.run(read, self._options):
+                position += len(chunk)
                 yield chunk
         finally:
             body.close()
 
-    def open(self, method: str, seconds: float, headers: dict[str, str], data: Any = None) -> HTTPResponse:
-        """Return the response to a request."""
-        opener = request.OpenerDirector()
-        for handler in (
-            _UploadHandler(),
-            _UploadHandlerTls(self._options.storage_options.get("ssl")),
-            request.HTTPErrorProcessor(),
-            request.ProxyHandler(),
-            request.HTTPDefaultErrorHandler(),
-            _OwnHeaders(self._headers.keys() - {"User-Agent"}),
-        ):
-            opener.add_handler(handler)
+    def open(self, method: str, seconds: float | None, headers: Mapping[str, str], data: Any = None) -> HTTPResponse:
+        """Return the response to a request; errors are those that `RemoteCall` distinguishes."""
         where = display_uri(self.url)
         try:
-            query = request.Request(self._address, data, {**headers, **self._headers}, method=method)  # noqa: S310 - of http
-            response: HTTPResponse = opener.open(query, timeout=seconds)
+            all_headers = {"User-Agent": "quire", **headers, **self._headers}
+            query = request.Request(self._address, data, all_headers, method=method)  # noqa: S310 - of http
+            return _open(query, seconds, HTTP_SCHEMES, self._headers, self._options.storage_options.get("ssl"))
         except HTTPError as error:
             error.close()
             if 300 <= error.code < 400:
                 location = error.headers.get("Location", "another address")
                 raise StorageError(f"{where}: the server points to {display_uri(location)}. Use that.") from error
             raise
+        except UriError as error:  # a redirect that is not allowed
+            raise StorageError(str(error)) from error
         except URLError as error:
             if isinstance(error.reason, OSError):
                 raise error.reason from error
@@ -285,79 +357,3 @@ class HttpFile:
             raise StorageError(f"{where}: not a valid address ({error}).") from error
         except HTTPException as error:
             raise OSError(f"the server's answer broke off ({error!r})") from error
-        return response
-
-
-class _ResumableBody:
-    """The body of a file, which may take several requests."""
-
-    def __init__(self, file: HttpFile) -> None:
-        self._file = file
-        self._response: HTTPResponse | None = None
-        self._position, self._validator = 0, ""
-        self._size: int | None = None
-
-    def next(self, seconds: float) -> bytes:
-        """Return the next chunk, which is empty at the end."""
-        if self._response is None:
-            self._response = self._open(seconds)
-        try:
-            return self._read(self._response)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the connection."""
-        response, self._response = self._response, None
-        if response is not None:
-            response.close()
-
-    def _read(self, response: HTTPResponse) -> bytes:
-        try:
-            chunk = response.read1(_CHUNK)
-        except HTTPException as error:
-            raise OSError(f"the connection broke off after {self._position:,} bytes ({error!r})") from error
-        left = response.length or (self._size or 0) - self._position  # a server may send less than was requested
-        if not chunk and left > 0:
-            raise OSError(f"the connection broke off after {self._position:,} bytes, {left:,} before the end")
-        self._position += len(chunk)
-        return chunk
-
-    def _open(self, seconds: float) -> HTTPResponse:
-        headers = {"Accept": "application/octet-stream, */*;q=0.1"}
-        if self._position:
-            headers["Range"] = f"bytes={self._position}-"
-        response = self._file.open("GET", seconds, headers)
-        try:
-            self._resume(response)
-        except BaseException:
-            response.close()
-            raise
-        return response
-
-    def _resume(self, response: HTTPResponse) -> None:
-        """Check that the file is still the same, and skip to the position where the last response ended."""
-        start, size = 0, response.length
-        if response.status == 206:
-            start = self._position
-            size = sent_range(self._file.url, response, start)
-        validator = validator_of(response)
-        if self._position and (validator != self._validator or (size or self._size) != (self._size or size)):
-            raise StorageError(f"{display_uri(self._file.url)}: the file was changed while it was read. Read it again.")
-        self._validator, self._size = validator, size or self._size
-        while start < self._position:  # the server does not support ranges
-            skipped = response.read(min(_CHUNK, self._position - start))
-            if not skipped:
-                raise OSError(f"the file ends after {start:,} bytes, and had more before")
-            start += len(skipped)
-
-
-def _extract_password(url: str) -> tuple[str, dict[str, str]]:
-    """Return the URL of a request, and the name and password of the original URL as a header."""
-    parts = urlsplit(url)
-    credentials, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return quote_url(url), {}
-    encoded = b64encode(unquote(credentials).encode()).decode()
-    return quote_url(parts._replace(netloc=host).geturl()), {"Authorization": f"Basic {encoded}"}

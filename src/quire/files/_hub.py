@@ -309,7 +309,6 @@ class HubFolder(Folder):
     def _call(self, what: str, request: Callable[[], T], url: str | None = None, size: int = 0) -> T:
         """Return the result of a request, which is tried again while the failure may be temporary."""
         address = url or self.url
-        end = time.monotonic() + self.options.deadline
 
         def attempt(seconds: float) -> T | _Refusal:
             try:
@@ -317,11 +316,11 @@ class HubFolder(Folder):
             except Exception as error:
                 refusal = self._explain(error, what, address)
                 if refusal is None:
-                    self._wait(error, what, address, end)
                     raise
                 return _Refusal(refusal, error)
 
-        result = RemoteCall(what, address, size).run(attempt, self.options)
+        advice = "Log in for a higher limit, or pass RemoteOptions(deadline=...) with more seconds."
+        result = RemoteCall(what, address, size, advice).run(attempt, self.options)
         if isinstance(result, _Refusal):
             raise result.error from result.cause
         return result
@@ -352,20 +351,6 @@ class HubFolder(Folder):
         if 400 <= status < 500 and status not in TEMPORARY_STATUS:
             return StorageError(f"{where}: {what} is not possible ({error}).")
         return None
-
-    def _wait(self, error: Exception, what: str, url: str, end: float) -> None:
-        """Wait for as long as the Hub asks for; an error if that is longer than the deadline."""
-        error.status = _status(error)  # type: ignore[attr-defined] # RemoteCall looks for it there
-        headers = getattr(getattr(error, "response", None), "headers", {})
-        text = headers.get("Retry-After", "")
-        seconds = float(text) if text.isdigit() else 0.0
-        if seconds and time.monotonic() + seconds >= end:
-            raise StorageError(
-                f"{display_uri(url)}: {what} failed: the Hub limits the number of requests, and asks to wait for "
-                f"{seconds:.0f} seconds. Log in for a higher limit, or pass RemoteOptions(deadline=...) with more "
-                "seconds."
-            ) from error
-        time.sleep(seconds)
 
     # --- writing
 

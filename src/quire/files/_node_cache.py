@@ -39,7 +39,9 @@ _NAME = re.compile(r"([0-9a-f]{40})\.block")
 _PART_NAME = re.compile(r"[0-9a-f]{40}\.(\d+)-\d+\.part")
 _PART_BYTES = 8 << 20
 """Larger blocks, such as row groups of other writers, are downloaded in parts of this size, several at a time."""
-_LEAST_IN_FLIGHT, _FIRST_IN_FLIGHT, _MOST_IN_FLIGHT = 8, 16, 64
+FIRST_IN_FLIGHT = 16
+"""The number of downloads at a time, before their speed is known."""
+_LEAST_IN_FLIGHT, _MOST_IN_FLIGHT = 8, 64
 _IDLE_SECONDS = 5.0
 """A thread without work ends after this time."""
 _LONGEST_PAUSE = 10.0
@@ -304,7 +306,7 @@ class Fetcher:
             for key in keys:
                 if own.pop(key, None) is not None:
                     self._forget_user(client, key)
-            self._lock.notify_all()  # there may be room now
+            self._lock.notify()  # there may be room now
 
     def leave(self, client: Hashable) -> None:
         """Take back all requests of a client."""
@@ -400,7 +402,7 @@ class Fetcher:
         while self._threads < min(self._in_flight.limit, self._active + waiting):
             self._threads += 1
             threading.Thread(target=self._run, daemon=True, name="quire-fetcher").start()
-        self._lock.notify_all()
+        self._lock.notify()
 
     def _run(self) -> None:
         try:
@@ -421,6 +423,10 @@ class Fetcher:
                     if part is not None:
                         self._active += 1
                         self._in_flight.begin()
+                        # One thread wakes the next one while there is work. Waking all of them for every block would
+                        # let dozens of threads compete for the lock, and most of them would find nothing to do.
+                        if (self._queue or self._parts) and self._active < self._in_flight.limit:
+                            self._lock.notify()
                         return part
                 wait = until - time.monotonic()
                 if wait <= 0 and not self._queue and not self._parts:
@@ -558,7 +564,7 @@ class _InFlight:
     """
 
     def __init__(self) -> None:
-        self.limit = _FIRST_IN_FLIGHT
+        self.limit = FIRST_IN_FLIGHT
         self._active = 0
         self._bytes = self._count = 0
         self._busy_since = self._busy_seconds = 0.0

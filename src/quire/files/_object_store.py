@@ -241,7 +241,7 @@ def _translate(error: Exception, seconds: float, kinds: Any) -> Exception:
         return FileNotFoundError(_describe(text, match))
     if isinstance(error, (kinds.AlreadyExistsError, kinds.PreconditionError)) or status in (409, 412):
         return ConflictError(_describe(text, match))
-    if "RangeNotSupported" in text:
+    if "RangeNotSupported" in text or "non-partial response" in text:
         return _NoRangesError()
     if "MissingContentLength" in text or "MissingLastModified" in text:
         return UnsupportedError()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,10 +38,15 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for writing. At a path, it replaces the old file when it is complete, or not at all.
 
     The content goes to a temporary file in the same folder, which is renamed at the end. Without `durable`, the system
-    may write it to the disk later: a loss of power can then leave a part of it.
+    may write it to the disk later: a loss of power can then leave a part of it. Devices and pipes, such as
+    `/dev/stdout`, are written to and not replaced.
     """
     if not isinstance(target, (str, os.PathLike)):
         yield _check_file_object(target, "write")
+        return
+    if _is_device(Path(target)):
+        with _open_device(Path(target)) as file:
+            yield file
         return
     path = Path(os.path.realpath(target))  # a link stays a link
     # In the same folder, because only a rename within a file system is atomic.
@@ -64,6 +70,26 @@ def open_target(target: Target, *, durable: bool = True) -> Iterator[IO[bytes]]:
     except BaseException as error:
         part.unlink(missing_ok=True)
         if _is_disk_error(error) or (isinstance(error, OSError) and error.filename == name):
+            raise _storage_error(path, "written", error) from error
+        raise
+
+
+def _is_device(path: Path) -> bool:
+    """Return whether a path is a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False  # opening it will say why
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def _open_device(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError as error:
+        if _is_disk_error(error) or error.filename == str(path):
             raise _storage_error(path, "written", error) from error
         raise
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from quire._optional import is_installed, require
-from quire.errors import StorageError, StorageNotFoundError
+from quire.errors import OptionError, StorageError, StorageNotFoundError
 from quire.files._folder import (
     Entries,
     Entry,
@@ -54,6 +54,8 @@ _PARTS_AHEAD = 4
 
 def open_folder(url: str | os.PathLike[str], options: RemoteOptions | None = None) -> Folder:
     """Return the folder at a path, a dataset on the Hub, or any other address that obstore or fsspec supports."""
+    if not isinstance(url, (str, os.PathLike)):
+        raise OptionError(f"a folder is a path or a URL, got {type(url).__name__}.")
     text = os.fspath(url)
     if "://" not in text and "::" not in text:
         return LocalFolder(os.path.expanduser(text))  # noqa: PTH111 - a path as it was passed

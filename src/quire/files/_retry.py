@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quire._installation import install_command
-from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError
+from quire.errors import MissingDependencyError, OptionError, StorageError, StorageNotFoundError, UriError
 from quire.files._throttling import report_throttling
 from quire.files._uris import display_uri
 
@@ -59,11 +59,16 @@ class RemoteOptions:
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """What is done at which address, for messages; `size` is the number of bytes that one request sends or receives."""
+    """What is done at which address, for messages. Errors become StorageErrors; UriErrors stay as they are.
+
+    `size` is the number of bytes that one request sends or receives, and `advice` is for a store that asks to wait for
+    longer than the deadline.
+    """
 
     what: str
     url: str
     size: int = 0
+    advice: str = "Try again later, or pass RemoteOptions(deadline=...) with more seconds."
 
     def run(self, attempt: Callable[[float], T], options: RemoteOptions, *, own_time: bool = False) -> T:
         """Return the result of the first attempt that succeeds; each attempt gets the seconds that it may take.
@@ -83,14 +88,23 @@ class RemoteCall:
                 last = _find_cause(error)
             attempts += getattr(last, "attempts", 1)  # a client may have retried parts of it
             self._raise_if_permanent(last)
-            if _http_status(last) in THROTTLING_STATUS:
-                report_throttling()
+            answer = last.__cause__ if isinstance(last, UriError) else last
+            requested = retry_after(answer)
+            if _http_status(answer) in THROTTLING_STATUS:
+                report_throttling(requested)
             # An upload of many minutes may break off at its end, and must get another attempt.
             end += time.monotonic() - began if own_time else 0
-            pause = retry_pause(number)
+            if requested and time.monotonic() + requested >= end and not isinstance(last, UriError):
+                raise StorageError(
+                    f"{display_uri(self.url)}: {self.what} failed: the store limits the number of requests, and asks "
+                    f"to wait for {requested:.0f} seconds. {self.advice}"
+                ) from last
+            pause = max(retry_pause(number), requested)
             if number == options.retries or time.monotonic() + pause >= end:
                 break
             time.sleep(pause)
+        if isinstance(last, UriError):
+            raise last
         seconds, times = time.monotonic() - start, "once" if attempts == 1 else f"{attempts} times"
         raise StorageError(
             f"{display_uri(self.url)}: {self.what} failed, tried {times} in {seconds:.1f} seconds. The last reason: "
@@ -100,6 +114,10 @@ class RemoteCall:
     def _raise_if_permanent(self, error: Exception) -> None:
         """Raise an error that another attempt would not change."""
         if isinstance(error, (StorageError, MissingDependencyError)):
+            raise error
+        if isinstance(error, UriError):
+            if is_temporary(error):
+                return
             raise error
         status, url = _http_status(error), display_uri(self.url)
         if isinstance(error, FileNotFoundError) or status in GONE_STATUS:
@@ -148,17 +166,37 @@ def timeout_error(seconds: float) -> TimeoutError:
 def _find_cause(error: Exception) -> Exception:
     """Return the error itself; over http, fsspec raises FileNotFoundError for any failure, so return its cause."""
     cause = error.__cause__
-    if not isinstance(error, FileNotFoundError) or not isinstance(cause, Exception):
+    if not isinstance(error, FileNotFoundError) or isinstance(error, UriError) or not isinstance(cause, Exception):
         return error
     tp = type(cause)
     is_failure = isinstance(cause, OSError) or tp.__module__.startswith("aiohttp.") or "Timeout" in tp.__name__
     return cause if is_failure else error
 
 
-def _http_status(error: Exception) -> int:
+def is_temporary(error: UriError) -> bool:
+    """Return whether another attempt may succeed."""
+    status = _http_status(error.__cause__)
+    if status:
+        return status >= 500 or status in TEMPORARY_STATUS
+    is_invalid = isinstance(error.__cause__, ValueError)
+    return isinstance(error, TimeoutError) or (error.__cause__ is not None and not is_invalid)
+
+
+def _http_status(error: BaseException | None) -> int:
     """Return the HTTP status of an error, under the names that clients use; 0 if there is none."""
-    status = getattr(error, "status", None) or getattr(error, "code", None)
+    response = getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(error, "code", None) or getattr(response, "status_code", None)
     return status if isinstance(status, int) else 0
+
+
+def retry_after(error: BaseException | None) -> float:
+    """Return the seconds that a server asks to wait before the next request; 0 if it does not say.
+
+    obstore does not report the headers of answers, so this is for the Hub, for fsspec, and for plain HTTP.
+    """
+    headers = getattr(error, "headers", None) or getattr(getattr(error, "response", None), "headers", None)
+    text = "" if headers is None else str(headers.get("Retry-After", ""))
+    return float(text) if text.isdecimal() else 0.0  # it may also be a date, which few servers send
 
 
 def _describe_error(error: Exception) -> str:

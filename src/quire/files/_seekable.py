@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import Unpack
@@ -19,17 +19,14 @@ from quire.files._fetch import (
     FetchOptions,
     allowed_schemes,
     is_local_or_data,
-    retry_download,
     translate_storage_errors,
 )
 from quire.files._remote import RemoteFolder
-from quire.files._retry import RemoteOptions
+from quire.files._retry import RemoteCall, RemoteOptions
 from quire.files._transfer import split_address
 from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, too_large
 
 if TYPE_CHECKING:
-    from http.client import HTTPResponse
-
     from typing_extensions import Buffer
 
 T = TypeVar("T")
@@ -123,95 +120,60 @@ class _StoreFile(_SeekableFile):
 
 
 class _RangeFile(_SeekableFile):
-    """A file on a server that supports ranges: one response is read until the next seek.
-
-    `_position` is where the reader is, and `_response_position` where the response is.
-    """
+    """A file on a server, which is read from any position if the server supports ranges."""
 
     def __init__(self, uri: str, options: FetchOptions, allowed: frozenset[str] | None) -> None:
-        self._http = importlib.import_module("quire.files._http")
-        self._uri, self._allowed = uri, self._http.HTTP_SCHEMES if allowed is None else allowed
+        http = importlib.import_module("quire.files._http")
+        schemes = http.HTTP_SCHEMES if allowed is None else allowed
+        self._uri, self._translate_errors = uri, http.translate_errors
         self._timeout, self._retries = options.get("timeout", TIMEOUT), options.get("retries", RETRIES)
-        self._response: HTTPResponse | None = None
-        self._position, self._response_position, self._validator = 0, 0, ""
-        self._size = -1
-        self._retry(self._open)
+        self._body = http.ResumableDownload(
+            uri, lambda headers, seconds: http.open_url(uri, seconds, schemes, **headers)
+        )
+        self._retry(lambda: self._body.open(0, self._timeout))
+        self._size = self._body.size if self.has_ranges else -1
 
     @property
     def has_ranges(self) -> bool:
         """Whether the server supports ranges, and reported the size of the file."""
-        return self._size >= 0
+        return self._body.has_ranges and self._body.size is not None
 
     def readinto(self, buffer: Buffer) -> int:
         view = memoryview(buffer).cast("B")
         size = min(len(view), self._size - self._position)
         if size <= 0:
             return 0
-        content = self._retry(lambda: self._read(size))
+        content: bytes = self._retry(lambda: self._body.read(self._position, size, self._timeout))
         view[: len(content)] = content
         self._position += len(content)
-        self._response_position = self._position
         return len(content)
 
     def copy_to(self, file: IO[bytes], max_bytes: int) -> None:
         """Download the whole file from a server that does not support ranges."""
-        self._retry(lambda: self._copy(file, max_bytes))
-        file.seek(0)
+        if self._body.has_ranges:  # it did not report the size, so the end of a range may not be that of the file
+            self._retry(lambda: self._body.open(0, self._timeout, is_range=False))
 
-    def _copy(self, file: IO[bytes], max_bytes: int) -> None:
-        if self._response is None or self._response.status == 206:  # a part of unknown size
-            self._drop_response()
-            self._response = self._http.open_url(self._uri, self._timeout, self._allowed)
-        assert self._response is not None
-        file.seek(0)
-        file.truncate()
-        announced, received = self._response.length, 0
-        while chunk := self._response.read1(_BUFFER):
-            received += len(chunk)
-            if received > max_bytes:
+        def read() -> bytes:
+            position = file.tell()
+            content: bytes = self._body.read(position, _BUFFER, self._timeout, is_range=position > 0)
+            return content
+
+        while chunk := self._retry(read):
+            if file.tell() + len(chunk) > max_bytes:
                 raise too_large(self._uri, "more than that came", max_bytes)
             file.write(chunk)
-        if announced is not None and received < announced:
-            raise self._http.incomplete_download(self._uri, received, announced)
+        file.seek(0)
 
     def close(self) -> None:
-        self._drop_response()
+        self._body.close()
         super().close()
 
-    def _drop_response(self) -> None:
-        response, self._response = self._response, None
-        if response is not None:
-            with suppress(OSError):
-                response.close()
-
     def _retry(self, call: Callable[[], T]) -> T:
-        def attempt() -> T:
-            try:
-                with self._http.translate_errors(self._uri, self._timeout):
-                    return call()
-            except UriError:
-                self._drop_response()
-                raise
+        def attempt(_: float) -> T:
+            with self._translate_errors(self._uri, self._timeout):
+                return call()
 
-        return retry_download(attempt, self._retries)
-
-    def _open(self) -> None:
-        headers = {"Range": f"bytes={self._position}-"}
-        response = self._http.open_url(self._uri, self._timeout, self._allowed, **headers)
-        self._response, self._response_position = response, self._position
-        validator = self._http.validator_of(response)
-        size = self._http.sent_range(self._uri, response, self._position) if response.status == 206 else None
-        if self._size >= 0 and (size != self._size or validator != self._validator):
-            raise UriError(f"{display_uri(self._uri)}: the file was changed while it was read. Read it again.")
-        if size is not None:
-            self._size, self._validator = size, validator
-
-    def _read(self, size: int) -> bytes:
-        if self._response is None or self._response_position != self._position:
-            self._drop_response()
-            self._open()
-        assert self._response is not None
-        content = self._response.read1(size)
-        if not content:
-            raise self._http.incomplete_download(self._uri, self._position, self._size)
-        return content
+        # Each attempt has the timeout; a pause that a server asks for must not be longer than all of them.
+        seconds = NO_TIMEOUT if self._timeout is None else self._timeout
+        options = RemoteOptions(self._retries, seconds * (self._retries + 1), seconds)
+        return RemoteCall("reading the file", self._uri).run(attempt, options)

@@ -300,7 +300,10 @@ def _translate_gs(url: str, storage_options: Mapping[str, Any]) -> StoreSettings
     options.take("project", "access")  # of new buckets; a request without the right to write fails
     token = options.take("token")
     endpoint = options.take("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
-    if options.take("anon") or token == "anon":  # noqa: S105 - gcsfs calls it a token
+    is_anonymous = options.take("anon") or token == "anon"  # noqa: S105 - gcsfs calls it a token
+    is_emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
+    is_anonymous = is_anonymous or (is_emulated and token in (None, "google_default", "cloud"))
+    if is_anonymous:
         config["skip_signature"] = True
     elif isinstance(token, Mapping):
         config["service_account_key"] = json.dumps(dict(token))
@@ -309,11 +312,13 @@ def _translate_gs(url: str, storage_options: Mapping[str, Any]) -> StoreSettings
         config["service_account" if is_account else "application_credentials"] = os.fspath(token)
     elif token not in (None, "google_default", "cloud"):
         raise UntranslatableError("token")
-    elif os.environ.get("STORAGE_EMULATOR_HOST"):
-        config["skip_signature"] = True
     if endpoint:
-        endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
-        config["base_url"] = endpoint.rstrip("/")
+        endpoint = (endpoint if "://" in endpoint else f"http://{endpoint}").rstrip("/")
+        config["base_url"] = endpoint
+        if is_anonymous:
+            # Even without signatures, obstore asks for a token before it writes; emulators need none.
+            account = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+            config["service_account_key"] = json.dumps({**account, "gcs_base_url": endpoint})
         client["allow_http"] = endpoint.startswith("http://")
     options.finish()
     return StoreSettings("gs", bucket, prefix, config, client)

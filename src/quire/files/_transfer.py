@@ -23,7 +23,7 @@ from quire._lowlevel.forks import ForkSafeCondition
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files._folder import LocalFolder
 from quire.files._fsspec import CLEANUP_SECONDS, UPLOAD_PART
-from quire.files._remote import RemoteFolder
+from quire.files._remote import RemoteFolder, open_folder
 from quire.files._retry import SLOWEST_TRANSFER, RemoteCall, RemoteOptions, timeout_error
 from quire.files._uris import display_uri, local_path, scheme_of
 
@@ -344,3 +344,37 @@ class _PieceReader:
             parts.append(part)
             missing -= len(part)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+# --- the files of a store
+
+
+def list_files(url: str | os.PathLike[str], *, remote: RemoteOptions | None = None) -> list[str]:
+    """Return the addresses of the files in a folder and below it, sorted: what `pull` takes of all that was pushed.
+
+    Names that begin with a dot or an underscore are left out. A folder that does not exist has no files.
+    """
+    folder = open_folder(url, remote)
+    return [folder.join(entry.name) for entry in folder.list()]
+
+
+def delete_file(url: str | os.PathLike[str], *, missing_ok: bool = False, remote: RemoteOptions | None = None) -> bool:
+    """Delete a file at a path or an address, and return whether it existed.
+
+    A file that does not exist is a StorageNotFoundError, or ignored with `missing_ok`. Nothing is deleted from web
+    servers.
+    """
+    text = os.fspath(url)
+    path = _to_local_path(text) if _is_local(text) else None
+    address = split_address(text) if path is None else FileAddress(str(path.parent), path.name)
+    if scheme_of(address.folder) in ("http", "https"):
+        raise StorageError(
+            f"{display_uri(text)}: nothing is deleted from a web server. Delete it where the server stores it."
+        )
+    folder = open_folder(address.folder, remote)
+    if not folder.exists(address.name):
+        if missing_ok:
+            return False
+        raise StorageNotFoundError(f"{display_uri(text)}: there is no such file. Pass missing_ok=True to ignore this.")
+    folder.delete(address.name)
+    return True

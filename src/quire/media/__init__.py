@@ -10,9 +10,20 @@ from quire.media._audio import MAX_SAMPLES as MAX_SAMPLES
 from quire.media._audio import MAX_SECONDS as MAX_SECONDS
 from quire.media._audio import Sound, decode_audio, encode_audio, save_audio, to_audio_bytes
 from quire.media._audio import as_audio_frames as as_audio_frames
+from quire.media._audio import decode_samples as decode_samples
 from quire.media._audio import encode_wav as encode_wav
 from quire.media._common import as_numpy as as_numpy
 from quire.media._common import as_tensor as as_tensor
+from quire.media._image_rows import CHANNELS as CHANNELS
+from quire.media._image_rows import IMAGE_DECODERS as IMAGE_DECODERS
+from quire.media._image_rows import INTERPOLATION_CODES as INTERPOLATION_CODES
+from quire.media._image_rows import MAX_IMAGE_PIXELS as MAX_IMAGE_PIXELS
+from quire.media._image_rows import Box as Box
+from quire.media._image_rows import ImageColor as ImageColor
+from quire.media._image_rows import ImageLayout as ImageLayout
+from quire.media._image_rows import ImageRows as ImageRows
+from quire.media._image_rows import Interpolation as Interpolation
+from quire.media._image_rows import encode_row as encode_row
 from quire.media._images import decode_frames, decode_image, encode_image, save_image, to_image_bytes
 from quire.media._images import encode_pillow as encode_pillow
 from quire.media._images import import_pillow as import_pillow
@@ -38,6 +49,8 @@ from quire.media._video import MAX_FRAME_PIXELS as MAX_FRAME_PIXELS
 from quire.media._video import MAX_FRAMES as MAX_FRAMES
 from quire.media._video import Clip, Frame, decode_video, encode_video, save_video, stream_frames, to_video_bytes
 from quire.media._video import FrameOptions as FrameOptions
+from quire.media._video_rows import FrameTimes as FrameTimes
+from quire.media._video_rows import VideoRows as VideoRows
 
 __all__ = [
     "Clip",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire._optional import is_installed
 from quire.errors import DecodeError, TensorError
 from quire.files import Target, display_uri, open_target
 from quire.tensors import format_shape, framework_of, get_framework
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NARROWER = {"float64": np.float32, "int64": np.int32}  # JAX has no 64-bit types unless it is configured to
+
+
+@functools.cache
+def is_available(module: str) -> bool:
+    """Return whether a decoder library can be imported; it is looked for once in a process."""
+    return is_installed(module)
 
 
 def as_numpy(tensor: object) -> NDArray[Any]:

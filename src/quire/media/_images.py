@@ -95,13 +95,15 @@ def open_image(content: bytes, where: str, *, all_frames: bool = False) -> Itera
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise _bomb_error(where, str(error)) from error
     except _PILLOW_ERRORS as error:
+        # Pillow's own message for an unknown format shows the address of an object.
+        reason = "unknown format" if isinstance(error, pillow.UnidentifiedImageError) else error
         raise DecodeError(
-            f"{display_uri(where)}: the bytes are not an image that Pillow can read ({error})."
+            f"{display_uri(where)}: the bytes are not an image that Pillow can read ({reason})."
         ) from error
 
 
-def encode_image(array: NDArray[Any], image_format: str) -> bytes:
-    """Encode an array of rows, columns and at most four channels."""
+def encode_image(array: NDArray[Any], image_format: str, quality: int | None = None) -> bytes:
+    """Encode an array of rows, columns and at most four channels; formats without a quality ignore it."""
     pillow = import_pillow("encoding an image")
     mode = "L" if array.ndim == 2 else _MODES.get(array.shape[-1]) if array.ndim == 3 else None
     if array.dtype != np.uint8 or mode is None or not array.size:
@@ -111,15 +113,15 @@ def encode_image(array: NDArray[Any], image_format: str) -> bytes:
             "come first."
         )
     plain = np.ascontiguousarray(array.reshape(array.shape[:2]) if mode == "L" else array)
-    return encode_pillow(pillow.frombuffer(mode, plain.shape[1::-1], plain, "raw", mode, 0, 1), image_format)
+    return encode_pillow(pillow.frombuffer(mode, plain.shape[1::-1], plain, "raw", mode, 0, 1), image_format, quality)
 
 
-def encode_pillow(image: Image, image_format: str) -> bytes:
-    """Encode a Pillow image."""
+def encode_pillow(image: Image, image_format: str, quality: int | None = None) -> bytes:
+    """Encode a Pillow image; formats without a quality ignore it."""
     name = pillow_format(image_format)
     buffer = io.BytesIO()
     try:
-        image.save(buffer, format=name)
+        image.save(buffer, format=name, **({} if quality is None else {"quality": quality}))
     except _PILLOW_ERRORS as error:
         raise EncodeError(f"the image cannot be written as {name}: {error}.") from error
     return buffer.getvalue()
@@ -161,13 +163,13 @@ def _bomb_error(where: str, why: str) -> DecodeError:
 def _decode_frame(image: Image, index: int, where: str, width: int | None, height: int | None) -> NDArray[np.uint8]:
     if index:
         image.seek(index)
-    rgb = _to_rgb(image, where)
+    rgb = to_rgb(image, where)
     if width or height:
         rgb = rgb.resize((width or rgb.width, height or rgb.height))
     return np.array(rgb)  # not asarray, which would share read-only memory
 
 
-def _to_rgb(image: Image, where: str) -> Image:
+def to_rgb(image: Image, where: str) -> Image:
     """Convert an image to 8-bit RGB; 16-bit pixels keep their upper byte."""
     if image.mode == "RGB":
         return image

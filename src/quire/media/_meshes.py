@@ -83,13 +83,16 @@ def decode_mesh(
     parts = [part for part in _load_parts(content, where, file_type, max_points) if hasattr(part.geometry, "faces")]
     if not parts:
         raise DecodeError(f"{display_uri(where)}: there are no faces in it. Read points alone as a point cloud.")
-    vertices = [part.points() for part in parts]
-    starts = np.cumsum([0, *map(len, vertices[:-1])])
-    faces = [np.asarray(part.geometry.faces, np.int64) + start for part, start in zip(parts, starts, strict=True)]
-    mesh = Mesh(np.concatenate(vertices), np.concatenate(faces).reshape(-1, 3))
-    if mesh.faces.size and not 0 <= mesh.faces.min() <= mesh.faces.max() < len(mesh.vertices):
-        raise DecodeError(f"{display_uri(where)}: a face refers to a missing vertex.")
-    return mesh
+    vertices, faces, start = [], [], 0
+    for part in parts:
+        points, corners = part.points(), np.asarray(part.geometry.faces, np.int64).reshape(-1, 3)
+        # Each part by itself: after merging, a missing vertex of one part would be a vertex of another.
+        if corners.size and not 0 <= corners.min() <= corners.max() < len(points):
+            raise DecodeError(f"{display_uri(where)}: a face refers to a missing vertex.")
+        vertices.append(points)
+        faces.append(corners + start)
+        start += len(points)
+    return Mesh(np.concatenate(vertices), np.concatenate(faces))
 
 
 def decode_points(

@@ -28,7 +28,7 @@ from quire.media._pyav import (
 from quire.tensors import format_shape, framework_of
 
 if TYPE_CHECKING:
-    from av.container import InputContainer, OutputContainer
+    from av.container import InputContainer
     from av.video.stream import VideoStream
     from numpy.typing import NDArray
 
@@ -307,7 +307,14 @@ def write_video(
         raise EncodeError("a video has at least one frame, and there is none.")
     with encode_errors(av, "video"), av.open(file, "w", format=container_format, options=_BITEXACT) as container:
         options = {**_DETERMINISTIC.get(codec, {}), **(codec_options or {})}
-        stream = _add_video(container, codec, Fraction(rate).limit_denominator(1001), first, options)
+        stream = container.add_stream(codec, rate=Fraction(rate).limit_denominator(1001), options=options)
+        stream.height, stream.width = first.shape[:2]
+        supported = [pixel_format.name for pixel_format in stream.codec_context.codec.video_formats or ()]
+        is_even = not (stream.height % 2 or stream.width % 2)
+        # yuv420p, which every player shows, has one color value for two rows and columns.
+        preferred = ("yuv420p", "rgb8", "yuv444p") if is_even else ("yuv444p", "rgb8")
+        default = supported[0] if supported else "yuv420p"
+        stream.pix_fmt = next((name for name in preferred if name in supported), default)
         samples = audio_stream = None
         if audio is not None:  # every stream must be added before the first packet is written
             samples = check_samples(as_numpy(audio.samples))
@@ -335,16 +342,3 @@ def _check_frames(frames: Iterable[Any]) -> Iterator[NDArray[np.uint8]]:
                 f"{format_shape(array.shape)}. Pass channel_axis=1 if the channels come first."
             )
         yield array
-
-
-def _add_video(
-    container: OutputContainer, codec: str, rate: Fraction, frame: NDArray[np.uint8], options: dict[str, str]
-) -> VideoStream:
-    stream = container.add_stream(codec, rate=rate, options=options)
-    stream.height, stream.width = frame.shape[:2]
-    supported = [pixel_format.name for pixel_format in stream.codec_context.codec.video_formats or ()]
-    even = not (stream.height % 2 or stream.width % 2)
-    preferred = ("yuv420p", "rgb8", "yuv444p") if even else ("yuv444p", "rgb8")  # yuv420p halves the chroma planes
-    default = supported[0] if supported else "yuv420p"
-    stream.pix_fmt = next((name for name in preferred if name in supported), default)
-    return stream

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from quire._lowlevel.collector import may_wait
 from quire.errors import FunctionError, OptionError, QuireError
-from quire.parallel._pools import PoolAdapter, adapt_pool, backend_of, check_pool, size_of
+from quire.parallel._pools import PoolAdapter, adapt_pool, backend_of, check_pool, count_workers
 from quire.parallel._tasks import Function, Outcome, run_task, summary_of
 from quire.parallel._workers import Backend, Workers, check_backend, check_workers
 
@@ -61,7 +61,7 @@ class MapOptions:
     def workers(self, items: Iterable[Any]) -> int:
         """Return the number of workers for the items: no more than there are items, if their number is known."""
         if self.pool is not None:
-            return size_of(self.pool)
+            return count_workers(self.pool)
         workers = check_workers(self.num_workers)
         return max(1, min(workers, len(items))) if isinstance(items, Sized) else workers
 
@@ -120,6 +120,7 @@ def ordered_map(function: Callable[[T], R], items: Iterable[T], workers: int, *,
     if workers < 2:
         yield from map(function, items)
         return
+    # Futures in the order of the items: the consumer waits for the oldest one, while the others are at work.
     waiting: deque[Future[R]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
@@ -261,6 +262,7 @@ class _Flight:
             self._finished.append(task)
 
     def _wait(self) -> _Task:
+        # With a timeout, because a pool of multiprocessing does not report the death of a process: it is looked for.
         while True:
             if self._pool.check is not None:
                 self._pool.check()

@@ -28,7 +28,7 @@ def backend_of(pool: Any) -> Backend:
     return "thread" if threads else "process"
 
 
-def size_of(pool: Any) -> int:
+def count_workers(pool: Any) -> int:
     """Return the number of workers of a pool; that of the cores if the pool does not say."""
     for name in ("num_workers", "_max_workers", "_processes"):
         size = getattr(pool, name, None)

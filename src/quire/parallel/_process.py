@@ -115,6 +115,7 @@ class WorkerProcess:
         return outcome
 
     def _exchange(self, function: PickledFunction, data: bytes, classes: frozenset[str]) -> bytes:
+        # A worker keeps classes and its last function, so each of them is sent to it once.
         new_classes = dump_classes(classes - self._known_classes) if classes - self._known_classes else []
         new_function = None if self._token == function.token else function.data
         self._channel.send_bytes(dump_value((new_classes, new_function))[0])

@@ -94,6 +94,8 @@ class Workers:
             self._closed = True
         for process in self._processes:
             process.terminate()
+        # Orders that no worker has begun are cancelled, so that nobody waits for their results. Then each thread gets
+        # a None, which ends it.
         with contextlib.suppress(Empty):
             while order := self._orders.get_nowait():
                 order[0].cancel()

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from quire.services._http import DocumentRoute
     from quire.services._http_mount import mount
     from quire.services._limits import Limits
+    from quire.services._ray_serve import RayServeClient, RayService, ray_serve
+    from quire.services._request_ids import current_request_id, use_request_id
     from quire.services._security import Caller, Tls
-    from quire.services._server import Server, serve
+    from quire.services._serve import serve
+    from quire.services._server import Server
     from quire.services._service_spec import service_proto
+    from quire.services._workers import WorkerServer
 
 __all__ = [
     "AsyncClient",
@@ -27,13 +31,19 @@ __all__ = [
     "Client",
     "DocumentRoute",
     "Limits",
+    "RayServeClient",
+    "RayService",
     "Server",
     "Tls",
+    "WorkerServer",
+    "current_request_id",
     "endpoint",
     "mount",
+    "ray_serve",
     "serve",
     "serve_async",
     "service_proto",
+    "use_request_id",
 ]
 
 # gRPC and FastAPI are extras, so modules that need them are imported when a name of theirs is used.
@@ -44,13 +54,19 @@ _MODULES = {
     "Client": "_client",
     "DocumentRoute": "_http",
     "Limits": "_limits",
+    "RayServeClient": "_ray_serve",
+    "RayService": "_ray_serve",
     "Server": "_server",
     "Tls": "_security",
+    "WorkerServer": "_workers",
+    "current_request_id": "_request_ids",
     "endpoint": "_endpoints",
     "mount": "_http_mount",
-    "serve": "_server",
+    "ray_serve": "_ray_serve",
+    "serve": "_serve",
     "serve_async": "_async_server",
     "service_proto": "_service_spec",
+    "use_request_id": "_request_ids",
 }
 
 

@@ -1,7 +1,8 @@
 """Admission control of a gRPC server: refuse calls beyond the limits, and calls that open streams would block.
 
-Calls run on a `CountingExecutor`, which knows how many run or wait. The `AdmissionInterceptor` refuses calls before
-their request is read: when too many run or wait, and when open streams hold every thread, which `Slots` notices.
+Unary calls and streams run on threads of their own (`CallPool`), so that open streams do not keep unary calls waiting.
+The `AdmissionInterceptor` refuses calls before their request is read: when too many run or wait, and when calls that do
+not end by themselves hold every thread, which `Slots` notices. `IdleStreams` ends streams whose caller is silent.
 Health checks are not counted, and run on threads of their own.
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quire._optional import require
 from quire.errors import ServiceLimitError
-from quire.services._errors import error_to_status
+from quire.services._errors import Status, error_to_status, log
 from quire.services._limits import Limits
+from quire.services._metrics import Metrics
 
 if TYPE_CHECKING:
     from grpc import HandlerCallDetails, RpcMethodHandler, ServicerContext
@@ -28,21 +31,39 @@ grpc: Any = require("grpc", extra="grpc", needed_for="a gRPC service")
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _MAX_HEALTH_CHECKS = 64  # running or waiting
 _POLL_SECONDS = 0.1
+_END: Any = object()
+_REFUSED = Status("RESOURCE_EXHAUSTED", "", ServiceLimitError.__name__)
+T = TypeVar("T")
 
 
 def too_many_calls(limits: Limits) -> ServiceLimitError:
-    """Return the error for a call beyond `max_concurrency` and `max_queue`."""
+    """Return the error for a unary call beyond `max_concurrency` and `max_queue`."""
     return ServiceLimitError(
         f"{limits.max_calls} calls are running or waiting already (max_concurrency + max_queue). Try again later."
     )
 
 
-def blocked_by_streams(limits: Limits) -> ServiceLimitError:
-    """Return the error for a call that would have to wait for open streams."""
+def too_many_streams(limits: Limits) -> ServiceLimitError:
+    """Return the error for a stream beyond `max_streams` and `max_queue`."""
     return ServiceLimitError(
-        f"open streams hold all {limits.max_concurrency} threads of the server (max_concurrency), and released none "
-        f"for {limits.max_stream_wait:g} s (max_stream_wait). Close streams that are not in use, give them a timeout, "
-        "or serve with Limits(max_concurrency=...) above the number of streams that are open at once."
+        f"{limits.max_open_streams} streams are open or waiting already (max_streams + max_queue). Try again later."
+    )
+
+
+def blocked_by_streams(limits: Limits) -> ServiceLimitError:
+    """Return the error for a stream that would have to wait for open streams."""
+    return ServiceLimitError(
+        f"{limits.max_streams} streams are open (max_streams), and none has ended for {limits.max_stream_wait:g} s "
+        "(max_stream_wait). Close streams that are not in use, give them a timeout, or serve with "
+        "Limits(max_streams=...) above the number of streams that are open at once."
+    )
+
+
+def blocked_by_incomplete_requests(limits: Limits) -> ServiceLimitError:
+    """Return the error for a unary call that would have to wait for calls whose request does not arrive."""
+    return ServiceLimitError(
+        f"calls whose request has not arrived hold all {limits.max_concurrency} threads of the server "
+        f"(max_concurrency), and released none for {limits.max_stream_wait:g} s (max_stream_wait). Try again later."
     )
 
 
@@ -53,6 +74,12 @@ class ReportStarved(Protocol):
     """Receives whether slots are starved."""
 
     def __call__(self, *, is_starved: bool) -> None: ...
+
+
+class ReportStarvedCalls(Protocol):
+    """Receives whether a kind of calls ("unary" or "streams") is starved."""
+
+    def __call__(self, kind: str, /, *, is_starved: bool) -> None: ...
 
 
 class Slots:
@@ -103,9 +130,11 @@ class Slots:
             self._change(ending=-1)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread; after that, neither `refuse` nor `report` is called."""
         self._closed.set()
         self._blocked.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def _change(self, held: int = 0, ending: int = 0) -> None:
         with self._lock:
@@ -180,6 +209,7 @@ class CountingExecutor(ThreadPoolExecutor):
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(threads, name)
         self._count_lock = threading.Lock()
+        self._idle = threading.Condition(self._count_lock)
         self._waiting: dict[PendingCall, None] = {}  # an ordered set
         self.pending = 0
 
@@ -213,28 +243,167 @@ class CountingExecutor(ThreadPoolExecutor):
         with self.slots.hold() if self.slots is not None else nullcontext():
             pending.run()
 
+    def wait_until_idle(self, seconds: float) -> int:
+        """Wait until no call runs or waits, for at most `seconds`; return how many there are then."""
+        with self._idle:
+            self._idle.wait_for(lambda: self.pending == 0, seconds)
+            return self.pending
+
     def _count_done(self, _: Future[Any]) -> None:
-        with self._count_lock:
+        with self._idle:
             self.pending -= 1
+            if self.pending == 0:
+                self._idle.notify_all()
+
+
+# --- idle streams
+
+
+class StreamActivity:
+    """Since when the server waits for the caller of a stream."""
+
+    __slots__ = ("_waiting_since",)
+
+    def __init__(self) -> None:
+        self._waiting_since: float | None = None
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Wait for the caller inside the block, to send a message or to take one."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
+
+    def receive(self, messages: Iterable[T]) -> Iterator[T]:
+        """Yield the messages of the caller."""
+        iterator = iter(messages)
+        while True:
+            with self.wait():
+                message: Any = next(iterator, _END)
+            if message is _END:
+                return
+            yield message
+
+    def is_idle(self, timeout: float) -> bool:
+        """Return whether the server has waited for longer than `timeout` seconds."""
+        since = self._waiting_since
+        return since is not None and time.monotonic() - since > timeout
+
+
+class IdleStreams:
+    """Ends streams for whose callers the server has waited longer than `stream_idle_timeout`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._timeout = limits.stream_idle_timeout
+        self._lock = threading.Lock()
+        self._streams: dict[StreamActivity, Callable[[], object]] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch(self, cancel: Callable[[], object]) -> Iterator[StreamActivity]:
+        """Watch a stream inside the block; `cancel` is called, from a thread, when it has been idle for too long."""
+        activity = StreamActivity()
+        if self._timeout is None:
+            yield activity
+            return
+        with self._lock:
+            self._streams[activity] = cancel
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="quire idle streams", daemon=True)
+                self._thread.start()
+        try:
+            yield activity
+        finally:
+            with self._lock:
+                self._streams.pop(activity, None)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        timeout = self._timeout or 0.0
+        while not self._closed.wait(min(1.0, timeout / 4)):
+            with self._lock:
+                idle = [activity for activity in self._streams if activity.is_idle(timeout)]
+                cancels = [self._streams.pop(activity) for activity in idle]
+            for cancel in cancels:
+                log.info("a stream was idle for %g s (stream_idle_timeout), and is ended", timeout)
+                cancel()
 
 
 # --- admission
 
 
-class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls beyond the limits, and calls for which open streams leave no thread."""
+PARKED_HANDLER = "quire_parked_handler"
+"""The attribute of a method's function with the handler that lets its calls wait without a thread."""
 
-    def __init__(self, executor: CountingExecutor, limits: Limits, report: ReportStarved) -> None:
-        self._executor, self._limits = executor, limits
+
+class ParkedCalls:
+    """The number of calls that wait for their batch without a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self, change: int) -> None:
+        """Count a call that begins (1) or has ended (-1) its wait."""
+        with self._lock:
+            self.count += change
+
+
+@dataclass(frozen=True)
+class CallPool:
+    """The threads of one kind of calls, and how calls of the kind are refused."""
+
+    executor: CountingExecutor
+    slots: Slots
+    most: int
+    """The number of calls that may run or wait."""
+    refuse_full: RpcMethodHandler
+    refuse_blocked: RpcMethodHandler
+
+
+class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls beyond the limits, and calls for which others that do not end leave no thread."""
+
+    def __init__(
+        self, limits: Limits, stream_methods: Collection[str], report: ReportStarvedCalls, metrics: Metrics
+    ) -> None:
+        """Admit calls; the methods in `stream_methods`, by path, are streams."""
+        self._stream_methods, self._metrics = stream_methods, metrics
+        self.parked = ParkedCalls()
         self._health_checks, self._refusals = CountingExecutor(2, "quire health"), CountingExecutor(1, "quire refusals")
         # A call that is refused after it has waited still reads its request first. A caller who never sends it must not
         # keep the others from being refused, so there are as many threads as calls that can wait.
-        self._late_refusals = ThreadPoolExecutor(max(limits.max_queue, 1), "quire late refusals")
+        self._late_refusals = ThreadPoolExecutor(max(2 * limits.max_queue, 1), "quire late refusals")
         self._thread_state = threading.local()
-        self.slots = Slots(limits.max_concurrency, limits.max_stream_wait, refuse=self._refuse_waiting, report=report)
-        executor.slots = self.slots
-        self._refuse_too_many = self._make_refusal(too_many_calls(limits))
-        self._refuse_blocked = self._make_refusal(blocked_by_streams(limits))
+
+        def make_pool(
+            kind: str, threads: int, most: int, full: ServiceLimitError, blocked: ServiceLimitError
+        ) -> CallPool:
+            executor = CountingExecutor(threads, f"quire {kind}")
+            slots = executor.slots = Slots(
+                threads,
+                limits.max_stream_wait,
+                refuse=partial(self._refuse_waiting, executor, blocked),
+                report=partial(report, kind),
+            )
+            return CallPool(executor, slots, most, self._make_refusal(full), self._make_refusal(blocked))
+
+        self.unary = make_pool(
+            "unary",
+            limits.max_concurrency,
+            limits.max_calls,
+            too_many_calls(limits),
+            blocked_by_incomplete_requests(limits),
+        )
+        self.streams = make_pool(
+            "streams", limits.max_streams, limits.max_open_streams, too_many_streams(limits), blocked_by_streams(limits)
+        )
 
     def intercept_service(
         self, continuation: Callable[[Any], Any], details: HandlerCallDetails
@@ -242,22 +411,39 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         """Return the handler of the call, or one that refuses it."""
         if details.method.startswith(f"/{HEALTH_SERVICE}/"):
             if self._health_checks.pending >= _MAX_HEALTH_CHECKS:
-                return self._refuse_too_many
-            return self._with_health_threads(continuation(details))
-        if self.slots.starved:
-            return self._refuse_blocked
-        return self._refuse_too_many if self._executor.pending >= self._limits.max_calls else continuation(details)
+                return self.unary.refuse_full
+            return self._with_threads(continuation(details), self._health_checks)
+        pool = self.streams if details.method in self._stream_methods else self.unary
+        waiting = pool.executor.pending + (self.parked.count if pool is self.unary else 0)
+        if pool.slots.starved or waiting >= pool.most:
+            self._metrics.refuse(details.method.rpartition("/")[2], _REFUSED)
+            return pool.refuse_blocked if pool.slots.starved else pool.refuse_full
+        handler = continuation(details)
+        if pool is self.streams:
+            return self._with_threads(handler, pool.executor)
+        # Unless an interceptor has replaced the function, a batched call waits without a thread.
+        return getattr(handler.unary_unary, PARKED_HANDLER, handler) if handler is not None else None
 
     def check(self) -> None:
         """Raise the refusal if this thread runs a call that waited in vain."""
-        if getattr(self._thread_state, "is_refusing", False):
-            raise blocked_by_streams(self._limits)
+        refusal: ServiceLimitError | None = getattr(self._thread_state, "refusal", None)
+        if refusal is not None:
+            raise refusal
 
     def close(self) -> None:
         """Stop the threads."""
-        self.slots.close()
+        for pool in (self.unary, self.streams):
+            pool.slots.close()  # first, since it passes calls to the others
+            pool.executor.shutdown(wait=False)
         for threads in (self._health_checks, self._refusals, self._late_refusals):
             threads.shutdown(wait=False)
+
+    def wait_until_idle(self, seconds: float) -> int:
+        """Wait until no call runs, for at most `seconds`; return how many there are then."""
+        end = time.monotonic() + seconds
+        return sum(
+            pool.executor.wait_until_idle(max(0.0, end - time.monotonic())) for pool in (self.unary, self.streams)
+        )
 
     def _make_refusal(self, error: ServiceLimitError) -> RpcMethodHandler:
         status = error_to_status(error)
@@ -269,22 +455,27 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         refuse.experimental_thread_pool = self._refusals  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(refuse)  # of streams, because that does not wait for the request
 
-    def _refuse_waiting(self) -> None:
-        for pending in self._executor.take_waiting():
-            self._late_refusals.submit(self._refuse_late, pending)
+    def _refuse_waiting(self, executor: CountingExecutor, refusal: ServiceLimitError) -> None:
+        for pending in executor.take_waiting():
+            self._late_refusals.submit(self._refuse_late, pending, refusal)
 
-    def _refuse_late(self, pending: PendingCall) -> None:
+    def _refuse_late(self, pending: PendingCall, refusal: ServiceLimitError) -> None:
         """Run a call in this thread, where `check` refuses it: only gRPC's own handler can answer the caller."""
-        self._thread_state.is_refusing = True
+        self._thread_state.refusal = refusal
         pending.run()
 
-    def _with_health_threads(self, handler: RpcMethodHandler) -> RpcMethodHandler:
-        """Return gRPC's handler of a health check, on the threads of health checks."""
+    @staticmethod
+    def _with_threads(handler: RpcMethodHandler | None, executor: CountingExecutor) -> RpcMethodHandler | None:
+        """Return a handler that runs on the threads of an executor.
+
+        Interceptors may have replaced the function of the handler, so the threads are chosen here and not before.
+        """
         if handler is None:
             return None
-        arity = "unary_stream" if handler.response_streaming else "unary_unary"
+        kinds = ("unary", "stream")
+        arity = f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
         behavior, make_handler = getattr(handler, arity), getattr(grpc, f"{arity}_rpc_method_handler")
         wrapped: Any = partial(behavior)
-        wrapped.experimental_thread_pool = self._health_checks
+        wrapped.experimental_thread_pool = executor
         wrapped.experimental_non_blocking = getattr(behavior, "experimental_non_blocking", False)
         return make_handler(wrapped, handler.request_deserializer, handler.response_serializer)

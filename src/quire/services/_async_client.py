@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.services._client import Attempts, BaseClient, check_timeout
+from quire.errors import OptionError, PathError, QuireError, SchemaError, ServiceLimitError, ServiceTimeoutError
+from quire.services._client import DESCRIBE_SECONDS, Attempts, BaseClient, check_timeout
 from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, endpoint_of
-from quire.services._errors import rpc_to_error
 from quire.services._limits import ResponseAllowance
 from quire.services._payloads import InT, OutT, PartJoiner, split_parts
+from quire.services._security import Tls
 from quire.services._service_spec import DESCRIBE
 
 T = TypeVar("T")
@@ -25,13 +26,20 @@ ArgT = TypeVar("ArgT")
 ResultT = TypeVar("ResultT")
 Stream: TypeAlias = Iterable[T] | AsyncIterable[T]
 """The values of a stream, from either kind of iterable."""
+aio: Any = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
 
 
 class AsyncClient(BaseClient):
     """`Client` for asyncio: `await client.embed(docs)`, and `async for` over streams."""
 
-    _channels = require("grpc.aio", extra="grpc", needed_for="a client of a gRPC service")
+    def _open_channel(self, tls: Tls | None, options: list[tuple[str, Any]], interceptors: list[Any]) -> Any:
+        try:
+            if tls is None:
+                return aio.insecure_channel(self.target, options, interceptors=interceptors)
+            return aio.secure_channel(self.target, tls.channel_credentials(), options, interceptors=interceptors)
+        except ValueError as error:
+            raise OptionError(f"interceptors: {error}") from error
 
     def __getattr__(self, name: str) -> AsyncRemoteFunction[Any, Any]:
         if name.startswith("_"):
@@ -84,18 +92,35 @@ class AsyncClient(BaseClient):
         return (await self.contract()).signatures
 
     async def contract(self) -> Contract:
-        """Return the description of the server, which is read once."""
+        """Return the description of the server. It is read once, and again when the server was upgraded."""
         return await self._read_contract(self._begin_call(None))
 
     async def _read_contract(self, attempts: Attempts) -> Contract:
         # Without a lock: tasks that start together may read it several times, each within its own timeout.
-        if self._contract is None:
+        if self._contract is not None:
+            return self._contract
+        describe = self._method(DESCRIBE)
+        description = await self._retry(
+            attempts, lambda seconds: describe(b"", **self._call_arguments(seconds, attempts.request_id)), DESCRIBE
+        )
+        return self._keep_contract(description)
+
+    async def _with_contract(self, attempts: Attempts, use: Callable[[Contract], T]) -> T:
+        """Return what `use` makes of the description; see `Client`."""
+        contract = await self._read_contract(attempts)
+        try:
+            return use(contract)
+        except (PathError, SchemaError, ServiceLimitError):
+            if contract.read_at >= attempts.started:
+                raise
             describe = self._method(DESCRIBE)
-            description = await self._retry(
-                attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
-            )
-            self._contract = Contract(description, self._local_endpoints)
-        return self._contract
+            try:  # at once, or not at all: the error is known
+                newer = self._keep_contract(await describe(b"", timeout=DESCRIBE_SECONDS, metadata=self._metadata))
+            except grpc.RpcError:
+                newer = contract
+            if newer is contract:
+                raise
+        return use(newer)
 
     async def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -115,8 +140,15 @@ class AsyncClient(BaseClient):
             try:
                 return await attempt(attempts.seconds_left)
             except grpc.RpcError as rpc:
-                error = rpc_to_error(rpc, f"{self.target} {name}")
+                error = self._rpc_to_error(rpc, name, attempts.request_id)
             await asyncio.sleep(attempts.next_pause(error))
+
+    def _rpc_to_error(self, rpc: Any, name: str, request_id: str) -> QuireError:
+        error = super()._rpc_to_error(rpc, name, request_id)
+        is_connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+        if isinstance(error, ServiceTimeoutError) and self._was_connected and not is_connected:
+            return self._no_connection(f"{self.target} {name}", request_id)
+        return error
 
 
 class AsyncRemoteFunction(Generic[ArgT, ResultT]):
@@ -129,31 +161,38 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
         """Return what the function returns, or an async iterator if it returns a stream; see `Client`."""
         client = self._client
         attempts = client._begin_call(timeout)
-        contract = await client._read_contract(attempts)
-        endpoint = contract.endpoint(self._name)
+        endpoint = await client._with_contract(attempts, lambda contract: contract.endpoint(self._name))
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
             values: Any = value if takes_stream else [value]
-            answers = self._stream(values, timeout if gives_stream else attempts.seconds_left)
+            answers = self._stream(values, None if gives_stream and timeout is None else attempts.seconds_left)
             answer: ResultT = answers if gives_stream else await anext(answers)  # type: ignore[assignment]
             return answer
-        plan = contract.plan(self._name, value, self._local)
-        data = plan.encode(value)
-        attempts = replace(attempts, repeatable=plan.idempotent, retried=0)
-        return await client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
+        plan, data = await client._with_contract(
+            attempts, lambda contract: contract.encode(self._name, value, self._local)
+        )
+        attempts = replace(attempts, connected=True, repeatable=plan.idempotent, retried=0)
+        with client._span(self._name) as span:
+            return await client._retry(
+                attempts,
+                lambda seconds: self._call_once(plan, data, client._call_arguments(seconds, attempts.request_id, span)),
+                self._name,
+            )
 
-    async def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
+    async def _call_once(self, plan: CallPlan, data: bytes, arguments: dict[str, Any]) -> ResultT:
         client = self._client
         # As in `Client`: one message if it fits, else the stream method, which takes values in parts.
-        if len(data) <= contract.max_message_bytes:
-            answer = await client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
+        if len(data) <= plan.max_message_bytes:
+            call = client._method(self._name)(data, **arguments)
+            answer = await call
         else:
-            parts = split_parts(data, contract.max_message_bytes)
-            call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
+            parts = split_parts(data, plan.max_message_bytes)
+            call = client._method(self._name, stream=True)(parts, **arguments)
             try:
                 [answer] = [joined async for joined in _join_parts(call, client.max_response_bytes)]
             finally:
                 call.cancel()
+        client._check_contract(await call.trailing_metadata())
         result: ResultT = plan.output.decode(answer)
         return result
 
@@ -178,28 +217,46 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
     async def _stream(self, values: Stream[Any], timeout: float | None) -> AsyncIterator[Any]:
         client = self._client
         attempts = client._begin_call(timeout)
-        contract = await client._read_contract(attempts)
+        await client._read_contract(attempts)
         source = _iterate_async(values)
-        first = await anext(source, END)
-        plan = contract.plan(self._name, first, self._local)
+        # The class of the first value is needed before gRPC, which enforces the deadline from then on, gets the call.
+        taking: asyncio.Future[Any] = asyncio.ensure_future(anext(source, END))
+        try:
+            await asyncio.wait({taking}, timeout=None if timeout is None else attempts.seconds_left)
+            if not taking.done():
+                raise ServiceTimeoutError(f"{client.target} {self._name}: there was no value to send in time.")
+            first = taking.result()
+        finally:
+            taking.cancel()
+
+        def plan_stream(contract: Contract) -> tuple[Contract, CallPlan]:
+            return contract, contract.plan(self._name, first, self._local)
+
+        contract, plan = await client._with_contract(attempts, plan_stream)
         if first is END and not plan.input.stream:
             return
         errors: list[BaseException] = []  # of the values, of which gRPC reports only that the request failed
         requests = self._encode_stream(contract, first, source, errors)
-        seconds = None if timeout is None else attempts.seconds_left
-        call = client._method(self._name, stream=True)(requests, timeout=seconds, metadata=client._metadata)
-        try:
-            async for data in _join_parts(call, client.max_response_bytes):
-                yield plan.output.decode(data)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            # If the values fail, gRPC cancels the call, and the task gets a CancelledError that nobody asked for.
-            if errors:
-                raise errors[0] from None
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise rpc_to_error(error, f"{client.target} {self._name}") from None
-        finally:
-            call.cancel()
+        with client._span(self._name) as span:
+            seconds = None if timeout is None else attempts.seconds_left
+            arguments = client._call_arguments(seconds, attempts.request_id, span)
+            if timeout is None:
+                arguments["wait_for_ready"] = False  # it would wait for ever
+            call = client._method(self._name, stream=True)(requests, **arguments)
+            try:
+                async for data in _join_parts(call, client.max_response_bytes):
+                    yield plan.output.decode(data)
+                client._check_contract(await call.trailing_metadata())
+            except (grpc.RpcError, asyncio.CancelledError) as error:
+                # If the values fail, gRPC cancels the call, and the task gets a CancelledError that nobody asked for.
+                if errors:
+                    raise errors[0] from None
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                metadata = await call.initial_metadata()
+                raise client._stream_error(error, metadata, self._name, attempts.request_id) from None
+            finally:
+                call.cancel()
 
     async def _encode_stream(
         self, contract: Contract, first: object, source: AsyncIterator[Any], errors: list[BaseException]
@@ -207,8 +264,8 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
         try:
             value: object = first
             while value is not END:
-                data = contract.plan(self._name, value, self._local).encode(value)
-                for part in split_parts(data, contract.max_message_bytes):
+                plan, data = contract.encode(self._name, value, self._local)
+                for part in split_parts(data, plan.max_message_bytes):
                     yield part
                 value = await anext(source, END)
         except Exception as error:

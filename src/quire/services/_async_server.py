@@ -5,25 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self, Unpack
 
 from quire._optional import require
-from quire.services._admission import CountingExecutor, Slots, blocked_by_streams, too_many_calls
+from quire.errors import ServiceError
+from quire.services._admission import (
+    CountingExecutor,
+    Slots,
+    blocked_by_streams,
+    too_many_calls,
+    too_many_streams,
+)
 from quire.services._calls import Calls
 from quire.services._endpoints import Endpoint
-from quire.services._errors import Status, error_to_status, translate_failures
+from quire.services._errors import Status, idle_stream_error, translate_failures
+from quire.services._metrics import GONE, open_metrics
 from quire.services._payloads import is_large
 from quire.services._security import check_caller
 from quire.services._server import (
     LIVENESS,
     NOT_SERVING,
     SERVING,
+    UNWIND_SECONDS,
     BaseServer,
+    CallRecord,
     ServeKeywords,
     ServeOptions,
     add_health,
@@ -48,32 +58,30 @@ class AsyncServer(BaseServer):
         super().__init__(service, host, options)
         self._requested_port = port
         self._stopping: asyncio.Task[None] | None = None
-        self._running_calls = 0  # only changed on the event loop, so without a lock
-        self._starved: set[str] = set()
+        self._running_calls = self._open_streams = 0  # only changed on the event loop, so without a lock
 
     async def start(self) -> Self:
         """Start to serve."""
         limits = self._options.limits
         self._loop = asyncio.get_running_loop()
         self._stop_requested = asyncio.Event()
-        self._calls = Calls(self.endpoints, limits, self._run_coroutine)
-        self._executor = CountingExecutor(limits.max_concurrency, "quire serve")
-        self._threads = self._executor.slots = Slots(
-            limits.max_concurrency,
-            limits.max_stream_wait,
-            refuse=self._refuse_waiting,
-            report=partial(self._report_starved, "threads"),
+        interceptors = self._options.check_interceptors(aio.ServerInterceptor)
+        arguments = self._server_arguments()
+        self._metrics = open_metrics(self._options.metrics, self.host)
+        self._calls = Calls(self.endpoints, limits, self._run_coroutine, self._metrics)
+        self._executor = CountingExecutor(limits.max_concurrency, "quire unary")
+        self._stream_executor = CountingExecutor(limits.max_streams, "quire streams")
+        self._stream_slots = self._stream_executor.slots = Slots(
+            limits.max_streams, limits.max_stream_wait, refuse=self._refuse_waiting, report=self._report_starved
         )
-        self._places = Slots(  # all calls, including those that need no thread
-            limits.max_calls,
-            limits.max_stream_wait,
-            refuse=lambda: None,  # nobody waits for a place
-            report=partial(self._report_starved, "places"),
-        )
-        self._server = aio.server(**self._server_arguments())
+        self._server = aio.server(interceptors=interceptors, **arguments)
         self._add_services(self._server, self._make_method, self._describe)
         self._health = add_health(self._server, aio=True)
-        self.port = self._bind(self._server, self._requested_port)
+        try:
+            self.port = self._bind(self._server, self._requested_port)
+        except ServiceError:
+            self._metrics.close()
+            raise
         await self._server.start()
         for name in (LIVENESS, *self._readiness_names):
             await self._health.set(name, SERVING)
@@ -94,12 +102,17 @@ class AsyncServer(BaseServer):
 
     async def _stop(self, grace: float) -> None:
         # In the order of `Server.stop`; batches run in threads, and finish while the event loop goes on.
+        deadline = time.monotonic() + grace
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)
-        await asyncio.to_thread(self._calls.close, grace)
-        self._threads.close()
-        self._places.close()
-        self._executor.shutdown(wait=False)
+        await asyncio.to_thread(self._calls.close, max(0.0, deadline - time.monotonic()))
+        await asyncio.to_thread(self._stream_slots.close)
+        abandoned, end = 0, time.monotonic() + UNWIND_SECONDS
+        for executor in (self._executor, self._stream_executor):
+            executor.shutdown(wait=False)
+            abandoned += await asyncio.to_thread(executor.wait_until_idle, max(0.0, end - time.monotonic()))
+        self._count_abandoned(abandoned)
+        await asyncio.to_thread(self._metrics.close)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -128,66 +141,86 @@ class AsyncServer(BaseServer):
     # --- admission
 
     @contextlib.contextmanager
-    def _admit(self, *, is_unary: bool = False) -> Iterator[None]:
-        """Admit a call, unless too many run already."""
-        limits = self._options.limits
-        if self._running_calls >= limits.max_calls:
-            raise too_many_calls(limits)
+    def _admit_call(self) -> Iterator[None]:
+        """Admit a unary call, unless too many run already."""
+        if self._running_calls >= self._options.limits.max_calls:
+            raise too_many_calls(self._options.limits)
         self._running_calls += 1
         try:
-            with self._places.hold(), self._places.ends_by_itself() if is_unary else contextlib.nullcontext():
-                yield
+            yield
         finally:
             self._running_calls -= 1
 
+    @contextlib.contextmanager
+    def _admit_stream(self) -> Iterator[None]:
+        """Admit a stream, unless too many are open already."""
+        if self._open_streams >= self._options.limits.max_open_streams:
+            raise too_many_streams(self._options.limits)
+        self._open_streams += 1
+        try:
+            yield
+        finally:
+            self._open_streams -= 1
+
     def _refuse_waiting(self) -> None:
-        for pending in self._executor.take_waiting():
+        for pending in self._stream_executor.take_waiting():
             pending.fail(blocked_by_streams(self._options.limits))
 
-    def _report_starved(self, resource: str, *, is_starved: bool) -> None:
+    def _report_starved(self, *, is_starved: bool) -> None:
         """Change the health; called from a thread of `Slots`."""
-        # Streams need threads, and unary calls of plain functions that are not batched.
-        needs_threads = any(
-            not endpoint.is_unary or not (endpoint.is_async or endpoint.batched) for endpoint in self.endpoints.values()
-        )
-        if resource == "threads" and not needs_threads:
-            return
-        asyncio.run_coroutine_threadsafe(self._set_health(resource, is_starved=is_starved), self._loop)
+        if self._is_unready("streams"):
+            asyncio.run_coroutine_threadsafe(self._set_health(is_starved=is_starved), self._loop)
 
-    async def _set_health(self, resource: str, *, is_starved: bool) -> None:
-        (self._starved.add if is_starved else self._starved.discard)(resource)
+    async def _set_health(self, *, is_starved: bool) -> None:
         for name in self._readiness_names:
-            await self._health.set(name, NOT_SERVING if self._starved else SERVING)
+            await self._health.set(name, NOT_SERVING if is_starved else SERVING)
+
+    async def _abort(self, context: ServicerContext, call: CallRecord, status: Status) -> None:
+        metadata = status.metadata + self._response_metadata(call)
+        await context.abort(grpc.StatusCode[status.code], status.message, metadata)
 
     # --- methods
 
     async def _describe(self, _: bytes, context: ServicerContext) -> bytes:
+        call = self._begin_call(DESCRIBE, context)
         try:
-            check_caller(self._options.authorize, DESCRIBE, context)
+            call.run(check_caller, self._options.authorize, DESCRIBE, context)
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            await _abort(context, error_to_status(error))
+            await self._abort(context, call, call.fail(error))
         return self._spec.description
 
     def _make_method(self, method: MethodSpec) -> Callable[..., Any]:
         async def answer(data: bytes, context: ServicerContext) -> bytes:
+            call = self._begin_call(method.endpoint.name, context, len(data))
             try:
-                with self._admit(is_unary=True):
-                    return await self._answer(method.endpoint, data, context)
+                with self._admit_call(), call.activate():
+                    response = await self._answer(method.endpoint, data, context, call)
             except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
-                status = error_to_status(error)
-            await _abort(context, status)
+                status = call.fail(error)
+            else:
+                call.sent(len(response))
+                call.end()
+                return response
+            finally:
+                call.end(GONE)  # without effect if the call has ended already
+            await self._abort(context, call, status)
             return b""
 
         async def stream(messages: Any, context: ServicerContext) -> AsyncIterator[bytes]:
+            call = self._begin_call(method.endpoint.name, context)
             try:
-                with self._admit():
-                    async for message in self._stream(method, messages, context):
+                with self._admit_stream():
+                    async for message in self._stream(method, messages, context, call):
+                        call.sent(len(message))
                         yield message
             except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
-                status = error_to_status(error)
+                status = call.fail(error)
             else:
+                call.end()
                 return
-            await _abort(context, status)
+            finally:
+                call.end(GONE)  # without effect if the call has ended already
+            await self._abort(context, call, status)
 
         async def stream_to_one(messages: Any, context: ServicerContext) -> bytes:
             return b"".join([message async for message in stream(messages, context)])
@@ -196,7 +229,7 @@ class AsyncServer(BaseServer):
             return answer
         return stream if method.streams[1] else stream_to_one
 
-    async def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
+    async def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext, call: CallRecord) -> bytes:
         check_caller(self._options.authorize, endpoint.name, context)
         with self._calls.budget.account() as account:
             account.take(len(data))
@@ -210,23 +243,23 @@ class AsyncServer(BaseServer):
                 with translate_failures(endpoint.name):
                     value = await endpoint.function(argument)
             else:
-                return await asyncio.wrap_future(self._executor.submit(self._answer_in_thread, endpoint, data))
+                return await asyncio.wrap_future(self._executor.submit(call.run, self._calls.answer, endpoint, data))
             return await _run(self._calls.encode, endpoint, value, in_thread=large or is_large(value))
 
-    def _answer_in_thread(self, endpoint: Endpoint, data: bytes) -> bytes:
-        with self._threads.ends_by_itself():
-            return self._calls.answer(endpoint, data)
-
-    async def _stream(self, method: MethodSpec, messages: Any, context: ServicerContext) -> AsyncIterator[bytes]:
-        check_caller(self._options.authorize, method.endpoint.name, context)
-        requests: Any = _BlockingMessages(messages, self._loop) if method.streams[0] else [messages]
+    async def _stream(
+        self, method: MethodSpec, messages: Any, context: ServicerContext, call: CallRecord
+    ) -> AsyncIterator[bytes]:
+        call.run(check_caller, self._options.authorize, method.endpoint.name, context)
+        await context.send_initial_metadata(self._stream_metadata)
+        idle = self._options.limits.stream_idle_timeout
+        requests: Any = _BlockingMessages(messages, self._loop, idle) if method.streams[0] else [messages]
         with self._calls.budget.account() as account:
-            answers = self._calls.stream(method.endpoint, requests, account, framed=method.framed)
+            answers = self._calls.stream(method.endpoint, call.receive(requests), account, framed=method.framed)
             step = None
             try:
                 while True:
                     # A thread for each answer, and not for the stream: one that waits for its reader holds none.
-                    step = self._executor.submit(next, answers, _END)
+                    step = self._stream_executor.submit(call.run, next, answers, _END)
                     message = await asyncio.wrap_future(step)
                     if message is _END:
                         return
@@ -246,15 +279,20 @@ def serve_async(
 class _BlockingMessages(Iterator[bytes]):
     """The messages of a stream, read from a thread."""
 
-    def __init__(self, messages: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> None:
-        self._messages, self._loop = messages, loop
+    def __init__(
+        self, messages: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop, idle_timeout: float | None
+    ) -> None:
+        self._messages, self._loop, self._idle_timeout = messages, loop, idle_timeout
         self._iterator: Any = None
 
     def __next__(self) -> bytes:
         async def read() -> Any:
             if self._iterator is None:  # not earlier: gRPC's iterator warns if nothing is ever read from it
                 self._iterator = aiter(self._messages)
-            return await anext(self._iterator, _END)
+            try:
+                return await asyncio.wait_for(anext(self._iterator, _END), self._idle_timeout)
+            except asyncio.TimeoutError:
+                raise idle_stream_error(f"{self._idle_timeout:g}") from None
 
         message = asyncio.run_coroutine_threadsafe(read(), self._loop).result()
         if message is _END:
@@ -265,7 +303,3 @@ class _BlockingMessages(Iterator[bytes]):
 async def _run(function: Callable[..., T], *args: Any, in_thread: bool) -> T:
     # In the event loop's own threads, which no stream occupies.
     return await asyncio.to_thread(function, *args) if in_thread else function(*args)
-
-
-async def _abort(context: ServicerContext, status: Status) -> None:
-    await context.abort(grpc.StatusCode[status.code], status.message, status.metadata)

@@ -10,10 +10,11 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from quire.errors import ServiceUnavailableError
-from quire.services._batching import Batcher
+from quire.services._batching import Batcher, close_batchers
 from quire.services._endpoints import Endpoint
 from quire.services._errors import FUNCTION_FAILURES, REFUSALS, as_call_error, log, translate_failures
 from quire.services._limits import Limits, RequestAccount, RequestBudget
+from quire.services._metrics import Metrics
 from quire.services._payloads import PartJoiner, Payload, split_parts
 
 T = TypeVar("T")
@@ -31,12 +32,14 @@ class RunCoroutine(Protocol):
 class Calls:
     """Runs the calls of a server's endpoints."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], limits: Limits, run_coroutine: RunCoroutine) -> None:
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint], limits: Limits, run_coroutine: RunCoroutine, metrics: Metrics
+    ) -> None:
         self.limits, self.budget, self._run_coroutine = limits, RequestBudget(limits), run_coroutine
         # Not the event loop's own executor: it has few threads, and each stream that waits for its caller takes one.
-        self._readers = ThreadPoolExecutor(limits.max_concurrency, "quire reads")
+        self._readers = ThreadPoolExecutor(limits.max_streams, "quire reads")
         self._batchers = {
-            endpoint.name: Batcher(endpoint, self._blocking_function(endpoint))
+            endpoint.name: Batcher(endpoint, self._blocking_function(endpoint), metrics)
             for endpoint in endpoints.values()
             if endpoint.batched
         }
@@ -49,15 +52,18 @@ class Calls:
 
     def close(self, grace: float) -> None:
         """Finish the batches that wait, within `grace` seconds."""
-        for batcher in self._batchers.values():
-            batcher.close(grace)
+        close_batchers(self._batchers.values(), grace)
         self._readers.shutdown(wait=False)
 
     # --- unary calls
 
+    def batcher(self, endpoint: Endpoint) -> Batcher:
+        """Return the batcher of a batched endpoint."""
+        return self._batchers[endpoint.name]
+
     def submit(self, endpoint: Endpoint, data: bytes) -> Future[Any]:
         """Queue a request of a batched endpoint; the future has the value that answers it."""
-        return self._batchers[endpoint.name].submit(lambda: endpoint.input.decode_request(data))
+        return self._batchers[endpoint.name].submit(lambda: endpoint.input.decode_request(data), len(data))
 
     def answer(self, endpoint: Endpoint, data: bytes) -> bytes:
         """Return the encoded answer to a request."""
@@ -201,6 +207,7 @@ class LoopThread:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._futures: set[Future[Any]] = set()  # of the coroutines that threads wait for
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for its result; raise ServiceUnavailableError once the loop closes."""
@@ -210,35 +217,65 @@ class LoopThread:
                 raise ServiceUnavailableError("the server is stopping.")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="quire loop", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run_loop, args=[self._loop], name="quire loop", daemon=True
+                )
                 self._thread.start()
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._futures.add(future)
         try:
             return future.result()
         except CancelledError:
             if self._closed:
                 raise ServiceUnavailableError("the server is stopping.") from None
             raise
+        finally:
+            with self._lock:
+                self._futures.discard(future)
 
     def close(self) -> None:
-        """Cancel the coroutines that still run, let them clean up, and stop the loop and its thread."""
+        """Cancel the coroutines that still run, let them clean up, and stop the loop and its thread.
+
+        Coroutines that do not end in time, or that block the loop, are abandoned: the threads that wait for them get
+        ServiceUnavailableError. Closing again does nothing.
+        """
         with self._lock:
-            self._closed = True
-        if self._loop is not None and self._thread is not None:
-            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            was_closed, self._closed = self._closed, True
+        if was_closed or self._loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+        # A coroutine may stop its own server: the loop then ends when that coroutine returns.
+        if self._thread is not threading.current_thread():
+            self._thread.join(3 * _CANCEL_SECONDS)  # more than `_cancel_all` takes, unless something blocks the loop
+        if self._thread.is_alive():
+            log.warning("a coroutine blocks the event loop, and is abandoned")
+            self._release_threads()
 
     @staticmethod
-    async def _cancel_all() -> None:
+    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    async def _cancel_all(self) -> None:
+        loop = asyncio.get_running_loop()
         running = asyncio.all_tasks() - {asyncio.current_task()}
         for task in running:
             task.cancel()
         if running:
             _, running = await asyncio.wait(running, timeout=_CANCEL_SECONDS)
         # Generators between two values run in no task. They are closed after the tasks, which may use them.
-        closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_asyncgens())
+        closing = asyncio.ensure_future(loop.shutdown_asyncgens())
         _, unclosed = await asyncio.wait({closing}, timeout=_CANCEL_SECONDS)
         if running or unclosed:
             log.warning("coroutines still run %g s after they were cancelled, and are abandoned", _CANCEL_SECONDS)
+        self._release_threads()
+        loop.stop()
+
+    def _release_threads(self) -> None:
+        """Let the threads that still wait for a coroutine go on; `run` raises the error."""
+        with self._lock:
+            futures = list(self._futures)
+        for future in futures:
+            future.cancel()

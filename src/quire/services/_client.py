@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import queue
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from types import TracebackType
@@ -18,19 +19,38 @@ from typing_extensions import Self
 from quire._optional import require
 from quire.errors import (
     OptionError,
+    PathError,
     QuireError,
+    SchemaError,
     ServiceError,
     ServiceLimitError,
     ServiceTimeoutError,
     ServiceUnavailableError,
+    reject_unknown_options,
 )
 from quire.services._description import END, CallPlan, Contract
 from quire.services._endpoints import Endpoint, collect_endpoints, endpoint_of
-from quire.services._errors import Status, rpc_to_error, status_to_error
-from quire.services._limits import RESPONSE_BYTES, ResponseAllowance, retain_message_memory
+from quire.services._errors import (
+    CONTRACT_METADATA,
+    IDLE_METADATA,
+    Status,
+    idle_stream_error,
+    rpc_to_error,
+    status_to_error,
+)
+from quire.services._limits import (
+    RESPONSE_BYTES,
+    ChannelOptions,
+    ResponseAllowance,
+    check_channel_options,
+    keepalive_options,
+    retain_message_memory,
+)
 from quire.services._payloads import InT, OutT, PartJoiner, split_parts
+from quire.services._request_ids import REQUEST_ID, choose_request_id, find_request_id
 from quire.services._security import Tls, token_metadata
 from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
+from quire.services._tracing import NO_SPAN, CallSpan, open_tracing
 
 if TYPE_CHECKING:
     from grpc import Channel
@@ -41,8 +61,12 @@ ArgT = TypeVar("ArgT")
 ResultT = TypeVar("ResultT")
 R = TypeVar("R")
 grpc: Any = require("grpc", extra="grpc", needed_for="a client of a gRPC service")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_DIR_TIMEOUT = 1.0  # seconds that completing names may wait for a server
+_FIRST_PAUSE, _LAST_CHANCE = 0.05, 0.02
+_LONGEST_PAUSE = {ServiceUnavailableError: 0.5, ServiceLimitError: 2.0}  # a busy server needs longer pauses
+_FIRST_CONNECTION = 5.0  # seconds in which a client must reach the server for the first time
+_CONNECT_MS = 4000  # milliseconds for one attempt to connect, with TLS
+DESCRIBE_SECONDS = 1.0
+"""How long completing names, and reading a description once more, may wait for a server."""
 _jitter = random.SystemRandom()  # differs in forked workers, which would retry at the same time otherwise
 
 
@@ -53,11 +77,15 @@ class Attempts:
     Reading the description, which comes first, is repeatable; the call itself is if its endpoint is idempotent.
     """
 
-    retries: int
+    retries: int | None
     timeout: float | None
+    connected: bool
+    """Whether the client has reached the server before. It then waits for a server that is restarted; otherwise the
+    address may be wrong."""
     repeatable: bool = True
     retried: int = 0
     started: float = field(default_factory=time.monotonic)
+    request_id: str = field(default_factory=choose_request_id)
 
     @property
     def seconds_left(self) -> float | None:
@@ -68,17 +96,25 @@ class Attempts:
     def next_pause(self, error: Exception) -> float:
         """Return the seconds to wait before the next attempt; raise the error if there is none.
 
-        Pauses double, with a random factor, so that many clients do not come back at the same time.
+        Pauses double, with a random factor, so that many clients do not come back at the same time. The last one is
+        shorter, so that a call is given up at its deadline and not before.
         """
-        wait = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self.retried) * _jitter.uniform(0.5, 1.5)
-        out_of_time = self.seconds_left is not None and self.seconds_left <= wait
         # A call that is too large stays too large; other limits are those of a server that is busy now.
         is_busy = isinstance(error, ServiceLimitError) and error.retryable
-        may_pass = is_busy or isinstance(error, ServiceUnavailableError)
-        if not self.repeatable or not may_pass or self.retried >= self.retries or out_of_time:
+        is_unavailable = isinstance(error, ServiceUnavailableError)
+        if not self.repeatable or not (is_busy or is_unavailable):
             raise error
+        if self.retries is not None and self.retried >= self.retries:
+            raise error
+        left = math.inf if self.timeout is None else self.timeout - (time.monotonic() - self.started)
+        if is_unavailable and not self.connected:
+            left = min(left, _FIRST_CONNECTION - (time.monotonic() - self.started))
+        if left <= _LAST_CHANCE:
+            raise error
+        longest = _LONGEST_PAUSE[ServiceLimitError if is_busy else ServiceUnavailableError]
+        pause = min(longest, _FIRST_PAUSE * 2.0 ** min(self.retried, 10)) * _jitter.uniform(0.5, 1.5)
         self.retried += 1
-        return wait
+        return min(pause, left - _LAST_CHANCE)
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -92,13 +128,18 @@ def check_timeout(timeout: float | None) -> float | None:
     return timeout
 
 
+def check_retries(retries: Any) -> int | None:
+    """Return the number of retries, or None; raise OptionError for anything else."""
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+        raise OptionError(f"retries={retries!r}: use a whole number, 0 or more, or None to retry until the timeout.")
+    return retries
+
+
 class BaseClient:
     """What the clients on threads and on asyncio have in common."""
 
-    _channels: Any
-    """The module that opens channels: `grpc`, or `grpc.aio`."""
-
-    def __init__(
+    @reject_unknown_options
+    def __init__(  # noqa: PLR0913 - the options of a client
         self,
         target: str,
         service: object = None,
@@ -106,41 +147,72 @@ class BaseClient:
         tls: Tls | None = None,
         token: str | None = None,
         timeout: float | None = 60.0,
-        retries: int = 4,
+        retries: int | None = None,
         max_response_bytes: int = RESPONSE_BYTES,
+        keepalive: float | None = None,
+        interceptors: Sequence[Any] = (),
+        options: ChannelOptions = (),
+        tracing: bool = False,
     ) -> None:
         """Connect to a server at 'host:port', when the first call is made.
 
         service: the function or class that is served, or one with the same signatures; answers then have its types.
         timeout: how many seconds a call may take, all attempts together; None for no limit. Answers that are a stream
             may take longer, unless the call has a timeout of its own.
-        retries: how often an idempotent call is repeated while the server is unavailable or overloaded.
+        retries: how often an idempotent call is repeated while the server is unavailable or overloaded; by default
+            until the timeout. A server that was never reached is given up after 5 seconds.
         max_response_bytes: a larger response is an error; in a stream, the limit is for each value.
+        keepalive: after how many silent seconds of a call the server is asked whether it is still there, at least 10;
+            by default never, and a call to a machine that is gone ends at its timeout.
+        interceptors: interceptors of gRPC; those of `grpc.aio` for an AsyncClient.
+        options: options of gRPC itself, as pairs; they replace those that quire sets.
+        tracing: whether calls are recorded as spans of OpenTelemetry, whose context is sent to the server.
         """
+        if target.startswith(("http://", "https://")):
+            raise OptionError(
+                f"target={target!r}: an address of gRPC is 'host:port', without a scheme; for TLS, pass tls=Tls()."
+            )
         retain_message_memory()
         self.target, self.timeout = target, check_timeout(timeout)
-        self.retries, self.max_response_bytes = retries, max_response_bytes
-        self._channel = self._open_channel(tls)
+        self.retries, self.max_response_bytes = check_retries(retries), max_response_bytes
+        own_options = check_channel_options(options)
+        names = {name for name, _ in own_options}
+        defaults = [*self._channel_options(), *keepalive_options(keepalive)]
+        all_options = [option for option in defaults if option[0] not in names] + own_options
+        self._channel = self._open_channel(tls, all_options, list(interceptors))
         self._local_endpoints = {} if service is None else collect_endpoints(service, construct=False)
         self._metadata = token_metadata(token)
+        self._tracing = open_tracing(enabled=tracing)
         self._lock = threading.Lock()
         self._contract: Contract | None = None
+        self._contracts: dict[str, Contract] = {}  # by fingerprint: servers of two versions may answer in turn
         self._closed = False
         self._methods: dict[str, Any] = {}
 
-    def _open_channel(self, tls: Tls | None) -> Channel:
-        options = [
+    def _channel_options(self) -> list[tuple[str, Any]]:
+        return [
             ("grpc.max_receive_message_length", self.max_response_bytes),
             ("grpc.max_send_message_length", -1),
-            # A server that was restarted is found again within moments.
+            # A server that was restarted is found again within moments. In spite of its name, the minimum is the time
+            # for one attempt to connect, and does not delay the next one.
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.max_reconnect_backoff_ms", 200),
+            ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
+            # A connection of its own, so that clients of one process are distributed among the workers of a server.
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),  # the client retries, since it knows which calls are idempotent
         ]
+
+    def _open_channel(self, tls: Tls | None, options: list[tuple[str, Any]], interceptors: list[Any]) -> Channel:
         if tls is None:
-            return self._channels.insecure_channel(self.target, options)
-        return self._channels.secure_channel(self.target, tls.channel_credentials(), options)
+            channel = grpc.insecure_channel(self.target, options)
+        else:
+            channel = grpc.secure_channel(self.target, tls.channel_credentials(), options)
+        try:
+            return grpc.intercept_channel(channel, *interceptors)
+        except TypeError as error:
+            channel.close()
+            raise OptionError(f"interceptors: {error}") from error
 
     def _begin_call(self, timeout: float | None) -> Attempts:
         """Start the time of a call, which includes reading the description; by default, the client's timeout."""
@@ -148,7 +220,70 @@ class BaseClient:
             raise ServiceError(
                 f"{self.target}: the client is closed. Call it inside its `with`, or create another one."
             )
-        return Attempts(self.retries, self.timeout if timeout is None else check_timeout(timeout))
+        return Attempts(self.retries, self.timeout if timeout is None else check_timeout(timeout), self._was_connected)
+
+    @property
+    def _was_connected(self) -> bool:
+        """Whether a server has answered before; calls then wait until it is back, until their deadline."""
+        return bool(self._contracts)
+
+    @contextmanager
+    def _span(self, name: str) -> Iterator[CallSpan]:
+        """Record a call inside the block as a span."""
+        span = self._tracing.begin_client(name, self.target)
+        try:
+            yield span
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.end()
+
+    def _call_arguments(self, seconds: float | None, request_id: str, span: CallSpan = NO_SPAN) -> dict[str, Any]:
+        """Return the keywords of a call of gRPC."""
+        metadata = (*self._metadata, (REQUEST_ID, request_id), *span.headers)
+        return {"timeout": seconds, "metadata": metadata, "wait_for_ready": self._was_connected}
+
+    def _keep_contract(self, description: bytes) -> Contract:
+        """Use a description that was read."""
+        contract = Contract(description, self._local_endpoints)
+        contract = self._contracts.setdefault(contract.fingerprint, contract)
+        contract.read_at = time.monotonic()
+        self._contract = contract
+        return contract
+
+    def _check_contract(self, metadata: Any) -> None:
+        """Forget the description if the metadata of a response names another one: the server was upgraded."""
+        for key, value in metadata or ():
+            if key == CONTRACT_METADATA and self._contract is not None and value != self._contract.fingerprint:
+                self._contract = self._contracts.get(value)  # None is read by the next call
+
+    def _rpc_to_error(self, rpc: Any, name: str, request_id: str) -> QuireError:
+        """Return the error that a `grpc.RpcError` reports, after its metadata was checked."""
+        self._check_contract(rpc.trailing_metadata())
+        error = rpc_to_error(rpc, f"{self.target} {name}")
+        # A server may have chosen another id, and one that was never reached has sent none.
+        error.request_id = find_request_id(rpc.trailing_metadata()) or request_id
+        if isinstance(error, PathError):
+            self._contract = None  # the endpoint may be gone since the description was read
+        return error
+
+    def _stream_error(self, rpc: Any, initial_metadata: Any, name: str, request_id: str) -> QuireError:
+        """Return the error of a stream; if this side did not cancel it, the server has, because it was idle."""
+        seconds = next((value for key, value in initial_metadata or () if key == IDLE_METADATA), None)
+        if rpc.code() is grpc.StatusCode.CANCELLED and seconds is not None:
+            error: QuireError = idle_stream_error(seconds)
+            error.request_id = request_id
+            return error
+        return self._rpc_to_error(rpc, name, request_id)
+
+    @staticmethod
+    def _no_connection(where: str, request_id: str) -> ServiceUnavailableError:
+        error = ServiceUnavailableError(
+            f"{where}: the connection to the server was lost, and it could not be reached again within the timeout."
+        )
+        error.code = "UNAVAILABLE"
+        error.request_id = request_id
+        return error
 
     def __dir__(self) -> list[str]:
         names = self._local_endpoints if self._contract is None else self._contract.signatures
@@ -170,8 +305,6 @@ class Client(BaseClient):
     class that was sent where the server has one class for both, else of the class that the server names, if it is
     loaded. With `service`, they have the types of its signatures. A client may be used by many threads.
     """
-
-    _channels = grpc
 
     def __getattr__(self, name: str) -> RemoteFunction[Any, Any]:
         if name.startswith("_"):
@@ -222,7 +355,7 @@ class Client(BaseClient):
         # Completing `client.` reads the description once, but must not wait long for a server that does not answer.
         if not self._closed:
             with suppress(QuireError):
-                self._read_contract(Attempts(0, _DIR_TIMEOUT))
+                self._read_contract(Attempts(0, DESCRIBE_SECONDS, self._was_connected))
         return super().__dir__()
 
     def endpoints(self) -> dict[str, str]:
@@ -230,26 +363,50 @@ class Client(BaseClient):
         return self.contract().signatures
 
     def contract(self) -> Contract:
-        """Return the description of the server, which is read once."""
+        """Return the description of the server. It is read once, and again when the server was upgraded."""
         return self._read_contract(self._begin_call(None))
 
     def _read_contract(self, attempts: Attempts) -> Contract:
-        if self._contract is not None:
-            return self._contract
+        contract = self._contract  # other threads may forget it at any time
+        if contract is not None:
+            return contract
         # Another thread may be reading the description, with a longer timeout than this call.
         seconds = attempts.seconds_left
         if not self._lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
             raise ServiceTimeoutError(f"{self.target} {DESCRIBE}: no answer in time.")
         try:
-            if self._contract is None:
+            contract = self._contract
+            if contract is None:
                 describe = self._method(DESCRIBE)
                 description = self._retry(
-                    attempts, lambda seconds: describe(b"", timeout=seconds, metadata=self._metadata), DESCRIBE
+                    attempts,
+                    lambda seconds: describe(b"", **self._call_arguments(seconds, attempts.request_id)),
+                    DESCRIBE,
                 )
-                self._contract = Contract(description, self._local_endpoints)
-            return self._contract
+                contract = self._keep_contract(description)
+            return contract
         finally:
             self._lock.release()
+
+    def _with_contract(self, attempts: Attempts, use: Callable[[Contract], T]) -> T:
+        """Return what `use` makes of the description; if the call does not fit it, the description is read again.
+
+        The server may have been upgraded since: it has an endpoint more, another schema or a higher limit.
+        """
+        contract = self._read_contract(attempts)
+        try:
+            return use(contract)
+        except (PathError, SchemaError, ServiceLimitError):
+            if contract.read_at >= attempts.started:
+                raise
+            describe = self._method(DESCRIBE)
+            try:  # at once, or not at all: the error is known
+                newer = self._keep_contract(describe(b"", timeout=DESCRIBE_SECONDS, metadata=self._metadata))
+            except grpc.RpcError:
+                newer = contract
+            if newer is contract:
+                raise
+        return use(newer)
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -267,8 +424,25 @@ class Client(BaseClient):
             try:
                 return attempt(attempts.seconds_left)
             except grpc.RpcError as rpc:
-                error = rpc_to_error(rpc, f"{self.target} {name}")
+                error = self._rpc_to_error(rpc, name, attempts.request_id)
             time.sleep(attempts.next_pause(error))
+
+    def _rpc_to_error(self, rpc: Any, name: str, request_id: str) -> QuireError:
+        error = super()._rpc_to_error(rpc, name, request_id)
+        if isinstance(error, ServiceTimeoutError) and self._was_connected and not self._is_connected():
+            return self._no_connection(f"{self.target} {name}", request_id)
+        return error
+
+    def _is_connected(self) -> bool:
+        """Return whether the channel is connected at this moment."""
+        states: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        try:
+            self._channel.subscribe(states.put)  # called with the current state first
+            return bool(states.get(timeout=1) is grpc.ChannelConnectivity.READY)
+        except (queue.Empty, ValueError):  # ValueError: the channel is closed
+            return True
+        finally:
+            self._channel.unsubscribe(states.put)
 
 
 class RemoteFunction(Generic[ArgT, ResultT]):
@@ -285,31 +459,36 @@ class RemoteFunction(Generic[ArgT, ResultT]):
         """
         client = self._client
         attempts = client._begin_call(timeout)
-        contract = client._read_contract(attempts)
-        endpoint = contract.endpoint(self._name)
+        endpoint = client._with_contract(attempts, lambda contract: contract.endpoint(self._name))
         takes_stream, gives_stream = endpoint["takes"]["stream"], endpoint["gives"]["stream"]
         if takes_stream or gives_stream:
             values: Any = value if takes_stream else [value]
-            answers = self._stream(values, timeout if gives_stream else attempts.seconds_left)
+            # Reading the description took a part of the time, unless a stream of answers may go on for ever.
+            answers = self._stream(values, None if gives_stream and timeout is None else attempts.seconds_left)
             answer: ResultT = answers if gives_stream else next(answers)  # type: ignore[assignment]
             return answer
-        plan = contract.plan(self._name, value, self._local)
-        data = plan.encode(value)
-        attempts = replace(attempts, repeatable=plan.idempotent, retried=0)
-        return client._retry(attempts, lambda seconds: self._call_once(plan, data, seconds, contract), self._name)
+        plan, data = client._with_contract(attempts, lambda contract: contract.encode(self._name, value, self._local))
+        attempts = replace(attempts, connected=True, repeatable=plan.idempotent, retried=0)
+        with client._span(self._name) as span:
+            return client._retry(
+                attempts,
+                lambda seconds: self._call_once(plan, data, client._call_arguments(seconds, attempts.request_id, span)),
+                self._name,
+            )
 
-    def _call_once(self, plan: CallPlan, data: bytes, timeout: float | None, contract: Contract) -> ResultT:
+    def _call_once(self, plan: CallPlan, data: bytes, arguments: dict[str, Any]) -> ResultT:
         client = self._client
         # The stream method takes values of any size, in parts, but a unary call takes less time on both sides.
-        if len(data) <= contract.max_message_bytes:
-            answer = client._method(self._name)(data, timeout=timeout, metadata=client._metadata)
+        if len(data) <= plan.max_message_bytes:
+            answer, call = client._method(self._name).with_call(data, **arguments)
         else:
-            parts = split_parts(data, contract.max_message_bytes)
-            call = client._method(self._name, stream=True)(parts, timeout=timeout, metadata=client._metadata)
+            parts = split_parts(data, plan.max_message_bytes)
+            call = client._method(self._name, stream=True)(parts, **arguments)
             try:
                 [answer] = _join_parts(call, client.max_response_bytes)
             finally:  # an error on this side would leave the stream open, and a thread of the server occupied
                 call.cancel()
+        client._check_contract(call.trailing_metadata())
         result: ResultT = plan.output.decode(answer)
         return result
 
@@ -317,10 +496,13 @@ class RemoteFunction(Generic[ArgT, ResultT]):
         """Start a call of one message without waiting; its answer is asked for later, or the call is cancelled."""
         client = self._client
         attempts = client._begin_call(timeout)
-        plan = client._read_contract(attempts).plan(self._name, value, self._local)
-        method, data = client._method(self._name), plan.encode(value)
-        future = method.future(data, timeout=attempts.seconds_left, metadata=client._metadata)
-        return Call(future, plan, f"{client.target} {self._name}")
+        plan, data = client._with_contract(attempts, lambda contract: contract.encode(self._name, value, self._local))
+        span = client._tracing.begin_client(self._name, client.target)
+        arguments = client._call_arguments(attempts.seconds_left, attempts.request_id, span)
+        future = client._method(self._name).future(data, **arguments)
+        if span is not NO_SPAN:
+            future.add_done_callback(lambda call: span.end(_status_of(call)))
+        return Call(client, future, plan, attempts.request_id)
 
     @overload
     def stream(
@@ -347,38 +529,53 @@ class RemoteFunction(Generic[ArgT, ResultT]):
     def _stream(self, values: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         client = self._client
         attempts = client._begin_call(timeout)  # with the client's timeout, if the stream has none: for the description
-        requests = _RequestParts(client._read_contract(attempts), self._name, values, self._local)
-        if requests.is_empty and not requests.plan.input.stream:
+        client._read_contract(attempts)
+        remaining = iter(values)
+        # The class of the first value decides how the answers are read.
+        first = next(remaining, END)
+        requests = client._with_contract(
+            attempts, lambda contract: _RequestParts(contract, self._name, first, remaining, self._local)
+        )
+        if first is END and not requests.plan.input.stream:
             return  # no values, no answers; a function that takes a stream is called with an empty one
-        seconds = None if timeout is None else attempts.seconds_left
-        call = client._method(self._name, stream=True)(requests, timeout=seconds, metadata=client._metadata)
-        try:
-            for data in _join_parts(call, client.max_response_bytes):
-                yield requests.plan.output.decode(data)
-        except grpc.RpcError as rpc:
-            # If the caller's own iterator fails, gRPC cancels the call, and its status does not have the reason.
-            raise requests.error or rpc_to_error(rpc, f"{client.target} {self._name}") from None
-        finally:
-            call.cancel()
+        with client._span(self._name) as span:
+            seconds = None if timeout is None else attempts.seconds_left
+            arguments = client._call_arguments(seconds, attempts.request_id, span)
+            if timeout is None:
+                arguments["wait_for_ready"] = False  # it would wait for ever
+            call = client._method(self._name, stream=True)(requests, **arguments)
+            try:
+                for data in _join_parts(call, client.max_response_bytes):
+                    yield requests.plan.output.decode(data)
+                client._check_contract(call.trailing_metadata())
+            except grpc.RpcError as rpc:
+                # If the caller's own iterator fails, gRPC cancels the call, and its status does not have the reason.
+                raise requests.error or client._stream_error(
+                    rpc, call.initial_metadata(), self._name, attempts.request_id
+                ) from None
+            finally:
+                call.cancel()
 
 
 class Call(Generic[ResultT]):
     """A running call."""
 
-    def __init__(self, future: Any, plan: CallPlan, where: str) -> None:
-        self._future, self._plan, self._where = future, plan, where
+    def __init__(self, client: Client, future: Any, plan: CallPlan, request_id: str) -> None:
+        self._client, self._future, self._plan, self.request_id = client, future, plan, request_id
 
     def result(self, timeout: float | None = None) -> ResultT:
         """Wait for the answer; raise ServiceTimeoutError if it does not arrive within `timeout` seconds."""
+        where = f"{self._client.target} {self._plan.name}"
         try:
             data = self._future.result(timeout)
         except grpc.FutureCancelledError:
-            status = Status("CANCELLED", f"{self._where}: the call was cancelled.", "")
-            raise status_to_error(status, self._where) from None
+            status = Status("CANCELLED", f"{where}: the call was cancelled.", "")
+            raise status_to_error(status, where) from None
         except grpc.FutureTimeoutError:
-            raise ServiceTimeoutError(f"{self._where}: no answer within {timeout} s.") from None
+            raise ServiceTimeoutError(f"{where}: no answer within {timeout} s.") from None
         except grpc.RpcError as rpc:
-            raise rpc_to_error(rpc, self._where) from None
+            raise self._client._rpc_to_error(rpc, self._plan.name, self.request_id) from None
+        self._client._check_contract(self._future.trailing_metadata())
         answer: ResultT = self._plan.output.decode(data)
         return answer
 
@@ -391,23 +588,26 @@ class Call(Generic[ResultT]):
         return bool(self._future.done())
 
 
+def _status_of(call: Any) -> Status | None:
+    """Return the status of a call of gRPC that has ended, None if it was answered."""
+    code = call.code()
+    return None if code is grpc.StatusCode.OK else Status(code.name, call.details() or "", "")
+
+
 class _RequestParts(Iterator[bytes]):
-    """The parts of the values of a stream, encoded when gRPC asks for them.
+    """The parts of the values of a stream, encoded when gRPC asks for them; those of the first value at once."""
 
-    The first value is taken at once, since its class decides how the answers are read.
-    """
-
-    def __init__(self, contract: Contract, name: str, values: Iterable[Any], local: Endpoint | None) -> None:
+    def __init__(
+        self, contract: Contract, name: str, first: object, values: Iterator[Any], local: Endpoint | None
+    ) -> None:
         self.error: BaseException | None = None
-        self._contract, self._name, self._values, self._local = contract, name, iter(values), local
-        first = next(self._values, END)
-        self.is_empty = first is END
-        self._parts = iter(()) if self.is_empty else self._encode(first)
+        self._contract, self._name, self._values, self._local = contract, name, values, local
         self.plan = contract.plan(name, first, local)
+        self._parts = iter(()) if first is END else self._encode(first)
 
     def _encode(self, value: object) -> Iterator[bytes]:
-        data = self._contract.plan(self._name, value, self._local).encode(value)
-        return split_parts(data, self._contract.max_message_bytes)
+        plan, data = self._contract.encode(self._name, value, self._local)
+        return split_parts(data, plan.max_message_bytes)
 
     def __next__(self) -> bytes:
         try:

@@ -19,7 +19,7 @@ from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, PathError, SchemaError, did_you_mean
 from quire.schema import Field, FieldKind
 from quire.services._endpoints import Endpoint
-from quire.services._limits import Limits
+from quire.services._limits import Limits, request_too_large
 from quire.services._payloads import Payload
 
 Json = dict[str, Any]
@@ -39,6 +39,7 @@ def describe_service(name: str, endpoints: Mapping[str, Endpoint], limits: Limit
         "version": 1,
         "service": name,
         "max_message_bytes": limits.max_message_bytes,
+        "max_request_bytes": limits.max_request_bytes,
         "endpoints": {
             endpoint.name: {
                 "about": endpoint.summary,
@@ -115,6 +116,11 @@ def _fingerprint(classes: Mapping[str, list[Json]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def contract_fingerprint(description: bytes) -> str:
+    """Hash a description; servers send it with every response, so that clients notice an upgrade."""
+    return hashlib.sha256(description).hexdigest()[:16]
+
+
 # --- compatibility of schemas
 
 
@@ -189,18 +195,29 @@ class CallPlan:
     input: Payload
     output: Payload
     idempotent: bool
+    max_message_bytes: int
+    max_request_bytes: int | None
+    """The server's limit, None if it does not describe one."""
 
     def encode(self, value: object) -> bytes:
         """Encode an argument, converted to what the endpoint takes."""
-        return self.input.encode(self.input.convert(value, self.name))
+        data = self.input.encode(self.input.convert(value, self.name))
+        # The server checks it as well. Here it saves sending most of the request, and in gRPC for asyncio, a part that
+        # cannot be sent because the server has ended the call may replace the status of the server by INTERNAL.
+        if self.max_request_bytes is not None and len(data) > self.max_request_bytes:
+            raise request_too_large(self.max_request_bytes)
+        return data
 
 
 class Contract:
     """The description of a server, checked against the classes of the client's program."""
 
+    read_at: float = 0.0
+    """When it was read last, on the clock of `time.monotonic`."""
+
     def __init__(self, description: bytes, local_endpoints: Mapping[str, Endpoint]) -> None:
         self._description = self._read(description)
-        self.max_message_bytes: int = self._description["max_message_bytes"]
+        self.fingerprint = contract_fingerprint(description)
         self._local_endpoints = local_endpoints
         self._plans: dict[tuple[str, type[Any], Endpoint | None], CallPlan] = {}
 
@@ -246,6 +263,11 @@ class Contract:
             self._plans[key] = self._make_plan(*key)
         return self._plans[key]
 
+    def encode(self, name: str, value: object, local: Endpoint | None = None) -> tuple[CallPlan, bytes]:
+        """Return how to call an endpoint with a value, and its bytes."""
+        plan = self.plan(name, value, local)
+        return plan, plan.encode(value)
+
     @staticmethod
     def _document_type_of(value: object, name: str) -> type[Any]:
         if isinstance(value, (DocumentArray, DocumentBatch)):
@@ -256,7 +278,10 @@ class Contract:
             return type(value)
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseDocument):
             return type(value[0])
-        raise DocumentTypeError(f"{name}: expected a document, an array or a batch, got {type(value).__name__}.")
+        got = type(value).__name__
+        if isinstance(value, (list, tuple)):
+            got = f"a {got} of {type(value[0]).__name__}" if value else f"an empty {got}: pass DocumentArray[T]([])"
+        raise DocumentTypeError(f"{name}: expected a document, an array or a batch, got {got}.")
 
     def _make_plan(self, name: str, document_type: type[Any], local: Endpoint | None) -> CallPlan:
         remote = self.endpoint(name)
@@ -273,7 +298,11 @@ class Contract:
                 f"{name}: what the service returns does not fit {output.document_type.__name__}. {mismatch}"
             )
         sent = Payload(document_type, remote["takes"]["form"], remote["takes"]["stream"])
-        return CallPlan(name, sent, output, remote["idempotent"])
+        message_bytes, request_bytes = (
+            self._description["max_message_bytes"],
+            self._description.get("max_request_bytes"),
+        )
+        return CallPlan(name, sent, output, remote["idempotent"], message_bytes, request_bytes)
 
     @staticmethod
     def _choose_output(remote: Json, sent: type[Any]) -> Payload:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MethodType
 from typing import Any, TypeVar, get_type_hints, overload
 
+from quire._protocols import is_document_type
 from quire.errors import OptionError, SchemaError, check_options
 from quire.services._payloads import Payload, ProtoPayload, parse_payload
 
@@ -24,12 +26,26 @@ class EndpointOptions:
     max_batch_size: int = 0
     max_wait: float = 0.005
     name: str | None = None
+    max_batch_bytes: int = 0
+    max_queue_time: float | None = None
+    batch_workers: int = 1
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 0:
             raise OptionError(f"max_batch_size={self.max_batch_size}: use 0 for no batching, or a number of rows.")
         if self.max_wait < 0:
             raise OptionError(f"max_wait={self.max_wait}: use seconds, 0 or more.")
+        if self.max_batch_bytes < 0:
+            raise OptionError(f"max_batch_bytes={self.max_batch_bytes}: use 0 for no limit, or a number of bytes.")
+        if self.max_queue_time is not None and self.max_queue_time <= 0:
+            raise OptionError(f"max_queue_time={self.max_queue_time}: use a positive number of seconds, or None.")
+        if self.batch_workers < 1:
+            raise OptionError(f"batch_workers={self.batch_workers}: use 1 or more.")
+        unused = [name for name in ("max_batch_bytes", "max_queue_time") if getattr(self, name)]
+        if self.batch_workers > 1:
+            unused.append("batch_workers")
+        if unused and not self.max_batch_size:
+            raise OptionError(f"{', '.join(unused)}: only with max_batch_size, which turns dynamic batching on.")
         if self.name is not None and not self.name.isidentifier():
             raise OptionError(f"name={self.name!r}: use a name that a Python function could have.")
 
@@ -38,7 +54,14 @@ class EndpointOptions:
 def endpoint(function: F) -> F: ...
 @overload
 def endpoint(
-    *, idempotent: bool = False, max_batch_size: int = 0, max_wait: float = 0.005, name: str | None = None
+    *,
+    idempotent: bool = False,
+    max_batch_size: int = 0,
+    max_wait: float = 0.005,
+    name: str | None = None,
+    max_batch_bytes: int = 0,
+    max_queue_time: float | None = None,
+    batch_workers: int = 1,
 ) -> Callable[[F], F]: ...
 def endpoint(function: Any = None, **options: Any) -> object:
     """Mark a function or a method as an endpoint.
@@ -49,6 +72,10 @@ def endpoint(function: Any = None, **options: Any) -> object:
         called again with the rows of fewer callers.
     max_wait: how many seconds the first call waits for others.
     name: the name of the endpoint, by default that of the function.
+    max_batch_bytes: a limit for the size of the requests in a batch, in addition to its rows; 0 for none.
+    max_queue_time: a call that has waited for more seconds when its turn comes is refused with ServiceLimitError.
+    batch_workers: the number of batches that run at the same time; with more than one, the function must be safe to
+        call from several threads.
     """
     check_options("endpoint", options, EndpointOptions.__dataclass_fields__)
     endpoint_options = EndpointOptions(**options)
@@ -139,6 +166,11 @@ def _iter_endpoints(service: object, *, construct: bool) -> Iterable[Endpoint]:
     if inspect.isroutine(service):
         return [make_endpoint(service)]
     instance = service
+    if is_document_type(service):
+        raise SchemaError(
+            f"{_own_name(service)} is a document class, and not a service: serve a function of documents, as "
+            f"`def embed(docs: DocumentArray[{_own_name(service)}]) -> DocumentArray[{_own_name(service)}]`."
+        )
     if isinstance(service, type):
         instance = service() if construct else object.__new__(service)
     # Names are looked up on the class first, so that no property runs: an object that was never initialised
@@ -206,8 +238,14 @@ def _parse_signature(function: Callable[..., Any], called: Callable[..., Any], n
 
 def resolve_hints(called: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the annotations of a function, with names of its closure resolved too."""
-    # With postponed annotations, classes that a function in a function names are only known to its closure.
-    nonlocals = dict(inspect.getclosurevars(inspect.unwrap(called)).nonlocals) if inspect.isfunction(called) else {}
+    # With postponed annotations, classes that a function in a function names are only known to its closure. A variable
+    # that is assigned later (`server = serve(f)`, where `f` uses `server`) has an empty cell, which raises ValueError.
+    nonlocals: dict[str, Any] = {}
+    unwrapped = inspect.unwrap(called)
+    if inspect.isfunction(unwrapped):
+        for variable, cell in zip(unwrapped.__code__.co_freevars, unwrapped.__closure__ or (), strict=True):
+            with suppress(ValueError):
+                nonlocals[variable] = cell.cell_contents
     try:
         return get_type_hints(called, localns=nonlocals or None, include_extras=True)
     except NameError as error:

@@ -8,12 +8,12 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from pydantic import BeforeValidator
@@ -21,18 +21,20 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from quire._extra_fields import unknown_field
 from quire._optional import require
-from quire.errors import MissingDependencyError, MissingValueError, QuireError, SchemaError, ServiceLimitError
+from quire.errors import MissingDependencyError, OptionError, QuireError, SchemaError, ServiceLimitError
 from quire.services._endpoints import resolve_hints
-from quire.services._limits import Limits, RequestAccount, RequestBudget
+from quire.services._errors import REFUSALS, error_to_status
+from quire.services._limits import Limits, RequestAccount, RequestBudget, too_large
 from quire.services._payloads import Payload, guard_missing, parse_payload
-from quire.tensors import describe
+from quire.services._request_ids import REQUEST_ID, accept_request_id, use_request_id
+from quire.tensors import describe, plain_json_tensors
 
 require("fastapi", extra="fastapi", needed_for="quire.services over HTTP")
 from fastapi import Body, HTTPException, Request, Response  # noqa: E402 - after the check that it is installed
 from fastapi.dependencies.utils import get_typed_return_annotation, get_typed_signature  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.params import Body as BodyInfo  # noqa: E402
-from fastapi.params import Depends  # noqa: E402
+from fastapi.params import Depends, Form, Param  # noqa: E402
 from fastapi.routing import APIRoute  # noqa: E402
 from starlette.concurrency import run_in_threadpool  # noqa: E402
 
@@ -49,6 +51,7 @@ from quire.services._http_responses import (  # noqa: E402
     parse_media_type,
 )
 
+JsonTensors: TypeAlias = Literal["objects", "lists"]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HANDLER_ATTRIBUTE = "__quire_http__"
 _UNTIL_SENT = "quire.until_sent"
@@ -110,7 +113,7 @@ class _Places:
             if not has_place and not turn.cancel():
                 self._semaphore.release()
         if not has_place:
-            raise _unavailable(
+            raise _busy(
                 f"open streams hold all {count} places (max_concurrency), and released none for {patience:g} s "
                 "(max_stream_wait)"
             )
@@ -132,7 +135,7 @@ class RequestGate:
     async def enter(self) -> AsyncIterator[RequestAccount]:
         """Wait for a turn; the account counts the bytes of the request."""
         if self._requests >= self.limits.max_calls:
-            raise _unavailable(f"{self._requests} requests are running or waiting already")
+            raise _busy(f"{self._requests} requests are running or waiting already")
         self._requests += 1
         try:
             async with self.places.hold():
@@ -180,15 +183,21 @@ class LimitedRequest(Request):  # type: ignore[misc]
             try:
                 self._account.take(len(part))
             except ServiceLimitError as error:
-                raise _unavailable(str(error)) from error
+                raise as_http_error(error) from error
             yield part
 
     def _too_large(self, size: str) -> HTTPException:
-        return HTTPException(413, f"the body has {size}, and the limit is {self._limit:,} bytes.")
+        return as_http_error(too_large(f"the body has {size}, and the limit is {self._limit:,} bytes."))
 
 
-def _unavailable(why: str) -> HTTPException:
-    return HTTPException(503, f"{why}: try again later.", {"Retry-After": "1"})
+def _busy(why: str) -> HTTPException:
+    return as_http_error(ServiceLimitError(f"{why}: try again later."))
+
+
+def as_http_error(error: BaseException) -> HTTPException:
+    """Return the response for an error, by the same rules as over gRPC."""
+    status = error_to_status(error)
+    return HTTPException(status.http_code, status.message, {"Retry-After": "1"} if status.http_code == 503 else None)
 
 
 # --- routes
@@ -208,8 +217,15 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
 
     A response that is streamed holds its place, and the bytes of its request are counted, until it has been sent.
     """
+    tensors: ClassVar[JsonTensors] = "objects"
+    """How tensors are written to JSON: as objects with dtype and shape, or as plain nested lists.
+
+    Bodies may have both. Sparse tensors are always objects.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        if self.tensors not in get_args(JsonTensors):
+            raise OptionError(f"{type(self).__name__}.tensors={self.tensors!r}: use 'objects' or 'lists'.")
         # FastAPI creates the routes again when a router is included; the endpoint is then a wrapped function already.
         self._handler = getattr(endpoint, _HANDLER_ATTRIBUTE, None) or _Handler(
             endpoint, options.get("response_model"), self.limits
@@ -226,16 +242,19 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
             handler.check_body(request)
             async with AsyncExitStack() as stack:
                 account = await stack.enter_async_context(gate.enter())
+                if handler.is_stream:  # already now, since the first value may take long, too
+                    stack.enter_context(gate.places.stream())
                 try:
                     response: Response = await fastapi_handler(
                         LimitedRequest(request, gate.limits, account, handler.decode)
                     )
                 except RequestValidationError as error:
                     raise RequestValidationError(handler.explain(error.errors())) from error
-                except MissingValueError as error:  # of a column that the client left empty and the function reads
-                    raise HTTPException(422, str(error)) from error
+                except REFUSALS as error:
+                    raise as_http_error(error) from error
                 if getattr(response, "body", None) is None:  # it is produced while it is sent, after this function
-                    stack.enter_context(gate.places.stream())
+                    if not handler.is_stream:  # a response that the route made itself
+                        stack.enter_context(gate.places.stream())
                     request.scope[_UNTIL_SENT].push_async_callback(stack.pop_all().aclose)
             return response
 
@@ -243,9 +262,21 @@ class DocumentRoute(APIRoute):  # type: ignore[misc]
 
     async def handle(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Answer a request, as an ASGI application."""
-        async with AsyncExitStack() as stack:
-            scope[_UNTIL_SENT] = stack
-            await super().handle(scope, receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = accept_request_id(headers.get(REQUEST_ID))
+
+        async def send_with_id(message: MutableMapping[str, Any]) -> None:
+            # Here, and not where the response is made, since FastAPI makes those of errors.
+            if message["type"] == "http.response.start":
+                own = [(name, value) for name, value in message["headers"] if name.lower() != REQUEST_ID.encode()]
+                message = {**message, "headers": [*own, (REQUEST_ID.encode(), request_id.encode())]}
+            await send(message)
+
+        json_form = plain_json_tensors() if self.tensors == "lists" else nullcontext()
+        with use_request_id(request_id), json_form:
+            async with AsyncExitStack() as stack:
+                scope[_UNTIL_SENT] = stack
+                await super().handle(scope, receive, send_with_id)
 
 
 class _Parameter:
@@ -262,7 +293,30 @@ class _Parameter:
             tp = members[0] if len(members) == 1 else tp
         self.payload = _find_payload(tp)
         is_dependency = any(isinstance(marker, Depends) for marker in markers)
-        self.is_documents = self.payload is not None and not self.payload.stream and not is_dependency
+        if not is_dependency:
+            self._check(tp, markers)
+        self.is_documents = self.payload is not None and not is_dependency
+
+    def _check(self, tp: Any, markers: Sequence[Any]) -> None:
+        """Raise SchemaError for documents that a request cannot carry; FastAPI would take them for something else."""
+        if self.payload is not None and self.payload.stream:
+            raise SchemaError(
+                f"{self.name}: a request has one body, and no stream of them. Take an array: "
+                f"`{self.name}: DocumentArray[{self.payload.document_type.__name__}]`."
+            )
+        members = get_args(tp) if get_origin(tp) in (Union, UnionType) else (tp,)
+        document_types = [member for member in members if _find_payload(member) is not None]
+        if len(members) > 1 and document_types:
+            raise SchemaError(
+                f"{self.name}: a body is a document, an array or a batch of one class, and this is a union with "
+                f"{', '.join(member.__name__ for member in document_types)}. Write a route for each class."
+            )
+        marker = next((marker for marker in markers if isinstance(marker, (Param, Form))), None)
+        if self.payload is not None and marker is not None:
+            raise SchemaError(
+                f"{self.name}: documents are the body of a request, and cannot be sent as {type(marker).__name__}(). "
+                f"Leave it out, or write Annotated[{members[0].__name__}, Body()]."
+            )
 
     def as_body(self, decode: Callable[[Any], Any] | None) -> inspect.Parameter:
         """Return the parameter as FastAPI is to see it: the JSON of documents, after `decode` if there is one."""
@@ -306,6 +360,11 @@ class _Handler:
             ]
             self.endpoint = self._wrap(function, seen_by_fastapi)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether documents are sent while the function runs."""
+        return self._output is not None and self._output.stream
+
     @staticmethod
     def _read_signature(function: Callable[..., Any]) -> tuple[list[_Parameter], Any]:
         """Return the parameters and the return type; FastAPI resolves names that are unknown here."""
@@ -338,8 +397,7 @@ class _Handler:
         keyword_only = inspect.Parameter.KEYWORD_ONLY
         all_parameters = [parameter.replace(kind=keyword_only) for parameter in parameters]
         all_parameters.append(inspect.Parameter("quire_request", keyword_only, annotation=Request))
-        is_stream = self._output is not None and self._output.stream  # FastAPI has no schema for an iterator
-        returns = inspect.Signature.empty if is_stream else self._returns
+        returns = inspect.Signature.empty if self.is_stream else self._returns  # FastAPI has no schema for an iterator
         wrapped.__signature__ = inspect.Signature(all_parameters, return_annotation=returns)
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(wrapped, name, getattr(function, name, None))

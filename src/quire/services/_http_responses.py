@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from anyio import from_thread
@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from quire import codec
+from quire.array import DocumentArray, DocumentBatch
+from quire.errors import SchemaError
 from quire.files import split_pieces
 from quire.services._payloads import Payload, is_large
 
@@ -83,6 +85,9 @@ def make_response(payload: Payload | None, value: Any, response_format: Response
 
     A response that the route made itself is not changed.
     """
+    if payload is None and isinstance(value, (DocumentArray, DocumentBatch)):
+        name = type(value).__name__
+        raise SchemaError(f"the route returns {name}, which FastAPI can only write if it is declared: add `-> {name}`.")
     if payload is None or isinstance(value, Response):
         return value
     media_type, status = response_format
@@ -91,8 +96,11 @@ def make_response(payload: Payload | None, value: Any, response_format: Response
         values = _iterate_in_thread(value) if isinstance(value, AsyncIterator) else value
         converted = (payload.convert(item, "the answer") for item in values)
         rows = converted if payload.kind == "document" else chain.from_iterable(converted)
+        # The first document comes before the response starts: a function that refuses the call, or fails, then still
+        # determines the status code. After that, an error can only cut the connection.
+        rows = chain(list(islice(rows, 1)), rows)
         if media_type == NDJSON:
-            parts: Iterable[bytes] = ((codec.to_json(row, None, "lists", check=False) + "\n").encode() for row in rows)
+            parts: Iterable[bytes] = ((codec.to_json(row, None, None, check=False) + "\n").encode() for row in rows)
         else:
             schema = payload.document_type.document_schema()
             blocks = codec.encode_documents_stream(
@@ -106,8 +114,8 @@ def make_response(payload: Payload | None, value: Any, response_format: Response
 
 
 async def make_response_async(payload: Payload | None, value: Any, response_format: ResponseFormat) -> Any:
-    """Return the response like `make_response`; many documents are encoded in a thread, so the event loop goes on."""
-    if payload is not None and is_large(value):
+    """Return the response like `make_response`; streams and many documents in a thread, so the event loop goes on."""
+    if payload is not None and (payload.stream or is_large(value)):
         return await run_in_threadpool(make_response, payload, value, response_format)
     return make_response(payload, value, response_format)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._optional import require
-from quire.errors import OptionError, ServiceAccessError
+from quire.errors import OptionError, ServiceAccessError, ServiceError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,7 +84,16 @@ def check_caller(authorize: Authorize | None, endpoint: str, context: ServicerCo
     identities = tuple(name.decode(errors="replace") for name in context.peer_identities() or ())
     # Other schemes than Bearer are no token, but `authorize` finds them in the metadata.
     bearer = token if scheme.lower() == "bearer" and token else None
-    if not authorize(Caller(endpoint, bearer, context.peer(), metadata, identities)):
+    caller = Caller(endpoint, bearer, context.peer(), metadata, identities)
+    try:
+        is_allowed = authorize(caller)
+    except ServiceError:
+        raise  # a refusal with a reason
+    except Exception as error:
+        # A fault of the server, whatever class it has: a stranger gets no details, and a grpc.RpcError of an identity
+        # provider must not look like one of this call.
+        raise RuntimeError(f"{endpoint}: authorize() failed") from error
+    if not is_allowed:
         why = "the token is not accepted" if bearer else "there is no token: Client(..., token=...)"
         refusal = ServiceAccessError(f"{endpoint}: the service refuses the call, {why}.")
         refusal.code = "PERMISSION_DENIED" if bearer else "UNAUTHENTICATED"

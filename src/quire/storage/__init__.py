@@ -4,7 +4,7 @@ Modules, from the user's calls down to bytes:
 
 - `_dataset`, `_dataset_writer`: open, read, write and save datasets;
 - `_row_reader`, `_row_locations`: rows by number, and by memory address; `_remote_blocks`: blocks of remote shards;
-- `_where`, `_statistics`, `_pages`, `_previews`: filters, statistics, and rows for viewers;
+- `_where`, `_statistics`, `_pages`: filters, statistics, and rows for viewers;
 - `_shard_reader`, `_shard_writer`, `_manifest`: shards, and the logs that list them;
 - `_block_table`, `_verification`: checksums; `_cache`, `_locks`: local copies, and locks between processes;
 - `_layout`, `_arrow_codec`, `_nested_codecs`, `_tensor_codecs`: how each kind of field is stored in Arrow;
@@ -32,6 +32,7 @@ from quire.storage._dataset import Location as Location
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import find_dataset as find_dataset
 from quire.storage._dataset import load_parquet as load_parquet
+from quire.storage._dataset import read_partitioned_schema as read_partitioned_schema
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, write_dataset
 from quire.storage._dataset_writer import RecordBatchWriter as RecordBatchWriter
 from quire.storage._dataset_writer import confirm_append as confirm_append
@@ -53,10 +54,10 @@ from quire.storage._manifest import Log as Log
 from quire.storage._manifest import Shard
 from quire.storage._manifest import encode_line as encode_line
 from quire.storage._manifest import list_plain_files as list_plain_files
+from quire.storage._pages import BytesPreview as BytesPreview
+from quire.storage._pages import ItemCount as ItemCount
 from quire.storage._pages import Pages as Pages
-from quire.storage._previews import BytesPreview as BytesPreview
-from quire.storage._previews import ItemCount as ItemCount
-from quire.storage._previews import TensorPreview as TensorPreview
+from quire.storage._pages import TensorPreview as TensorPreview
 from quire.storage._row_locations import RowLocations as RowLocations
 from quire.storage._row_reader import RowReader as RowReader
 from quire.storage._schema_conversion import class_from_arrow as class_from_arrow

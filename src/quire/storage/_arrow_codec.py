@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
@@ -234,6 +235,11 @@ def clear_missing(data: NDArray[Any], validity: Validity) -> None:
         data[~validity] = 0
 
 
+def arrow_compute() -> Any:
+    """Import Arrow's compute functions, which takes longer than opening a dataset of quire, where none is needed."""
+    return import_module("pyarrow.compute")
+
+
 def is_list_type(arrow_type: pa.DataType) -> bool:
     """Whether a type is one of Arrow's lists: of any length, of long ones, or of a fixed length."""
     types = pa.types
@@ -282,10 +288,12 @@ class NumberCodec(ArrowCodec):
             ) from error
 
     def locate_own(self, array: pa.Array) -> list[int]:
+        # Arrow stores booleans as bits, so their address is counted in bits, like that of the validity.
         start = address_of(array.buffers()[1])
         return [start * 8 + array.offset if self.number_type is bool else start + array.offset * 8]
 
     def own_data_parts(self) -> list[tuple[int, int]]:
+        # `gather_bits` reads without verifying pieces, so a column of booleans is verified as a whole. It is small.
         return [] if self.number_type is bool else [(self.first + 1, 8)]
 
     def gather_numbers(self, rows: RowLocations) -> NDArray[Any]:
@@ -367,6 +375,7 @@ class FixedWidthCodec(ArrowCodec):
 _WALL_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - local times, as all others here
 NAIVE, UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 """The types of datetimes without a time zone, and of those in UTC."""
+# The last part of `DatetimeCodec`: what a record batch has, structs with a zone or timestamps.
 _ZONED, _NAIVE, _UTC = range(3)
 _UTC_ZONES = {"UTC", "UTC#0", "+00:00"}
 """What `DatetimeCodec` writes for times in UTC: of `timezone.utc`, `ZoneInfo('UTC')`, and of pydantic's zone."""
@@ -529,7 +538,7 @@ class BinaryCodec(ArrowCodec):
 
     def encode(self, column: Column) -> pa.Array:
         if isinstance(column, PackedColumn):
-            return self.from_packed(*column.packed(), column.validity)
+            return self.from_packed(*column.join_rows(), column.validity)
         values = column.values()
         validity = validity_of(values)
         try:
@@ -669,7 +678,7 @@ class AsTextCodec(BinaryCodec):
 class EnumCodec(AsTextCodec):
     """Members of enums by name, where Arrow has no type for their values.
 
-    The extension name tells them from the texts of other writers, which are values.
+    The extension name distinguishes them from the texts of other writers, which are values.
     """
 
     __slots__ = ()
@@ -701,7 +710,10 @@ class EnumTextCodec(AsTextCodec):
         return True
 
     def to_statistics(self, value: Any) -> list[Any]:
-        member = self.field.type(value)
+        try:
+            member = self.field.type(value)
+        except ValueError:
+            return []  # a text that members are compared with ($gt), and that is none of them
         return [member.value, member.name]  # earlier files have names
 
     def can_read(self, field: pa.Field) -> bool:
@@ -791,6 +803,7 @@ class MessageCodec(BinaryCodec):
             raise self.encode_error(error) from error
 
     def load_column(self, column: PackedColumn) -> Column:
+        # A message names the class of an enum; only those that the field declares are used, and none is imported.
         options = wire.DecodeOptions(types=_enums_of(self.field))
         view = memoryview(column.data)  # slices of a view are not copied
         spans = zip(column.starts.tolist(), column.ends.tolist(), strict=True)

@@ -41,8 +41,9 @@ REGION_BYTES = 24
 """Of an entry in the section of regions: offset, bytes, checksum."""
 _REQUIRED = 1
 """The flag of a section that readers must understand."""
+# In the order in which they are written. All but the last are required.
 _KNOWN = ("blocks", "columns", "regions", "nulls", "names", "lengths")
-_FOOTERS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
+_FOOTER_MAGIC = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 _PADDING = 64
 """Arrow pads buffers by fewer bytes than this."""
 PIECE = 1 << 16
@@ -159,6 +160,8 @@ class BlockTable:
 
         The data of a column begins with its first region, or with the second one if validity or offsets are before it.
         """
+        # The table does not say which of both it is. Readers know the offset of the data from Arrow, so both are keys;
+        # `pieces_at` then checks the sizes. `place` is 0 for the first region, and 1 for the second.
         spans = self._span_array.reshape(-1, 2)
         several = spans[spans[:, 1] - spans[:, 0] > 1]
         offsets = self.regions[np.stack([several[:, 0], several[:, 0] + 1]), 0].tolist()
@@ -219,6 +222,7 @@ class BlockTable:
 
     def check_block_metadata(self, content: memoryview, block: int) -> None:
         """Verify the metadata at the beginning of an Arrow block, of which these are the bytes."""
+        # The writer gives the metadata of a block a region of its own, and regions are sorted by their offsets.
         _, start, _, size = self.blocks[block].tolist()
         number = int(np.searchsorted(self.regions[:, 0], start))
         offset, length, expected = self.regions[number].tolist() if number < len(self.regions) else (-1, 0, 0)
@@ -289,7 +293,7 @@ Read = Callable[[int, int], Any]
 def footer_start(read: Read, size: int, kind: str) -> int:
     """Return the offset of the footer of a Parquet or Arrow file of a size."""
     # Files of both formats end with the footer, its length in 4 bytes, and a magic number.
-    magic = _FOOTERS[kind]
+    magic = _FOOTER_MAGIC[kind]
     end = size - len(magic) - 4
     tail = bytes(read(end, size)) if end >= 0 else b""
     if tail[4:] != magic:
@@ -390,6 +394,7 @@ class TableBuilder:
         offset = 0
         for path, parts in self.lengths.items():
             lengths = np.concatenate(parts)
+            # Most sequences have fewer than 65,536 elements: 2 bytes a row instead of 8.
             width = np.min_scalar_type(int(lengths.max(initial=0))).itemsize
             content = lengths.astype(f"<u{width}").tobytes()
             places[path] = offset, width
@@ -445,6 +450,28 @@ def read_message_layout(message: bytes) -> MessageLayout:
     return MessageLayout(size, body, rows, list(_pairs(message, header, 1)), list(_pairs(message, header, 2)))
 
 
+def read_footer_blocks(footer: bytes, footer_start: int) -> list[tuple[int, int]]:
+    """Return where the record batches of an Arrow file begin and end, from its footer; pyarrow does not expose that.
+
+    The root table is `Footer` (field 3: record batches), whose elements are structs of 24 bytes: the offset of the
+    message, the length of its metadata (4 bytes, and 4 of padding), and that of its body.
+    """
+    try:
+        root = _u32(footer, 0)
+        if not _slot(footer, root, 3):
+            return []
+        vector = _indirect(footer, root, 3)
+        if 24 * _u32(footer, vector) > len(footer):  # before a loop that a damaged length would make long
+            raise DecodeError("its footer is damaged")
+        blocks = [struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * n) for n in range(_u32(footer, vector))]
+    except struct.error as error:
+        raise DecodeError("its footer is damaged") from error
+    for offset, metadata, body in blocks:
+        if min(offset, metadata, body) < 0 or offset + metadata + body > footer_start:
+            raise DecodeError("its footer is damaged: a block is outside of the file")
+    return [(offset, offset + metadata + body) for offset, metadata, body in blocks]
+
+
 def _u32(data: bytes, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
 
@@ -459,11 +486,13 @@ def _slot(data: bytes, table: int, number: int) -> int:
 
 
 def _indirect(data: bytes, table: int, number: int) -> int:
+    """Return the position that a field refers to: tables and vectors are stored elsewhere, by a relative offset."""
     place = _slot(data, table, number)
     return place + _u32(data, place)
 
 
 def _pairs(data: bytes, table: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield the elements of a vector of structs of two 64-bit integers, after the number of elements."""
     if not _slot(data, table, number):
         return
     vector = _indirect(data, table, number)

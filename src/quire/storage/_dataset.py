@@ -27,6 +27,7 @@ from quire._protocols import is_document_type
 from quire.array import (
     Batches,
     DocumentBatch,
+    FieldNames,
     Found,
     MapWork,
     Metric,
@@ -42,6 +43,7 @@ from quire.array import (
     resolve_positions,
     sample_positions,
     split_positions,
+    vector_field,
 )
 from quire.columns import Column
 from quire.display import GALLERY, facts_table, print_facts, track
@@ -56,7 +58,7 @@ from quire.errors import (
     StorageNotFoundError,
     check_options,
 )
-from quire.files import Folder, HubFolder, RemoteOptions, display_uri, open_folder, scheme_of
+from quire.files import Folder, HubFolder, RemoteOptions, compile_glob, display_uri, open_folder, scheme_of
 from quire.schema import join_path, parse_path
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 R = TypeVar("R")
-_FOOTERS = 16
+_FOOTER_THREADS = 16
 """The number of footers of plain files that are read at a time."""
 
 
@@ -127,7 +129,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         options: ReadOptions | None = None,
         **more: Any,
     ) -> None:
-        check_options(type(self).__name__, more, ReadOptions.__dataclass_fields__)
+        check_options(type(self).__name__, more, ["columns", "where", *ReadOptions.__dataclass_fields__])
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = replace(options or ReadOptions(), **more)
@@ -157,7 +159,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         # Footers may be remote, and each takes a request or two: read some at a time.
         if any(shard.rows < 0 for shard in shards):
             keep = partial(keep_tail, self.folder, cache)
-            with ThreadPoolExecutor(_FOOTERS) as pool:
+            with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
                 shards = list(pool.map(lambda shard: count_rows(self.folder, shard, keep), shards))
         return tuple(shard for shard in shards if shard.rows)
 
@@ -248,17 +250,32 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         rows = matching_rows(reader.shard_reader, self.shards, query, rows=reader.rows, columns=self._paths)
         return self._with_state(rows=rows)
 
-    def find(self, query: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10) -> Found[DocT]:
+    def find(
+        self,
+        query: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
+    ) -> Found[DocT]:
         """Find the nearest rows to a vector, or to a document by its own field; exact."""
-        return self.find_batch([query], field, metric=metric, limit=limit)[0]
+        return self.find_batch([query], field, metric=metric, limit=limit, **names)[0]
 
     def find_batch(
-        self, queries: Any, field: str = "embedding", *, metric: Metric = "cosine", limit: int = 10
+        self,
+        queries: Any,
+        field: str = "embedding",
+        *,
+        metric: Metric = "cosine",
+        limit: int = 10,
+        **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out.
 
         The column of vectors is read and compared in parts; then the nearest rows are read.
         """
+        field = vector_field(field, names)
         queries = queries if framework_of(queries) is not None else list(queries)
         schema = self.document_type.document_schema()
         with explain_vector_field():
@@ -513,9 +530,15 @@ def find_dataset(
     """Find the shards of a dataset; `split` and `config` are those of a dataset on the Hugging Face Hub."""
     if isinstance(url, (list, tuple)):
         return _list_files(url, options.remote)
+    if not isinstance(url, (str, os.PathLike)):
+        raise OptionError(f"a dataset is opened by a path, a URL or a list of files, got {describe(url)}.")
     address: Any = url
-    if _has_wildcards(os.fspath(address)):
-        return _match_files(os.fspath(address), options.remote)
+    pattern = os.fspath(address)
+    is_local = "://" not in pattern
+    # '?' and '[' are common in URLs, and files may have any of these characters in their names.
+    has_wildcards = re.search(r"[*?\[]" if is_local else r"\*", pattern) is not None and scheme_of(pattern) != "hf"
+    if has_wildcards and not (is_local and Path(pattern).expanduser().exists()):
+        return _match_files(pattern, options.remote)
     folder, file = split_file(address, options.remote)
     if isinstance(folder, HubFolder):
         tails = TailCache(ShardCache(options.cache, options.cache_bytes))
@@ -532,37 +555,18 @@ def find_dataset(
     return DatasetFiles(folder, list_shards(folder, file, options), file)
 
 
-def _has_wildcards(url: str) -> bool:
-    """Whether an address is a pattern of files; a folder or file may have such a name, too."""
-    if scheme_of(url) == "hf":
-        return False
-    is_pattern = "*" in url or ("://" not in url and re.search(r"[?\[]", url) is not None)
-    return is_pattern and ("://" in url or not Path(url).expanduser().exists())
-
-
 def _match_files(pattern: str, remote: RemoteOptions) -> DatasetFiles:
     """Return the files that match a pattern: '*' and '?' within a name, '**' for folders of any depth."""
     parts = pattern.split("/")
     first = next(place for place, part in enumerate(parts) if re.search(r"[*?\[]", part))
     folder = open_folder("/".join(parts[:first]) or ("/" if pattern.startswith("/") else "."), remote)
-    steps = ["(?:[^/]+/)*" if part == "**" else f"{_translate_wildcards(part)}/" for part in parts[first:]]
-    expression = re.compile("".join(steps).removesuffix("/"))
+    expression = compile_glob("/".join(parts[first:]))
     entries = [e for e in folder.list(tuple(SUFFIXES.values()), hidden=True) if expression.fullmatch(e.name)]
     if not entries:
         raise StorageNotFoundError(
             f"{display_uri(pattern)}: no file that ends with {' or '.join(SUFFIXES.values())} matches this pattern."
         )
     return DatasetFiles(folder, [Shard(entry.name, -1, entry.size) for entry in entries])
-
-
-def _translate_wildcards(name: str) -> str:
-    """Return the regular expression of a name with wildcards: '*', '?' and '[0-9]'."""
-    known = {"*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*|\?|\[[^\]/]+\])", name)
-    return "".join(
-        known.get(piece) or (piece.replace("[!", "[^", 1) if number % 2 else re.escape(piece))
-        for number, piece in enumerate(pieces)
-    )
 
 
 def _list_files(paths: Sequence[Any], remote: RemoteOptions) -> DatasetFiles:
@@ -580,6 +584,7 @@ def _list_files(paths: Sequence[Any], remote: RemoteOptions) -> DatasetFiles:
     if len(set(urls)) < len(urls):
         twice = next(url for url in urls if urls.count(url) > 1)
         raise OptionError(f"a list of files has {display_uri(twice)} twice: its rows would come twice.")
+    # The folder of the dataset is the deepest one that all files are in; they must share at least a bucket.
     parents = [url.split("/")[:-1] for url in urls]
     common = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*parents, strict=False))]
     if not common or (any("://" in url for url in urls) and len(common) < 3):
@@ -589,7 +594,7 @@ def _list_files(paths: Sequence[Any], remote: RemoteOptions) -> DatasetFiles:
         folder = folder.pin()
         folder.files()
     names = [url[len("/".join(common)) + 1 :] for url in urls]
-    with ThreadPoolExecutor(_FOOTERS) as pool:
+    with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
         sizes = list(pool.map(folder.size, names))
     return DatasetFiles(folder, [Shard(name, -1, size) for name, size in zip(names, sizes, strict=True)])
 
@@ -620,6 +625,15 @@ def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Fold
     return (outside, name) if outside.exists(name) else (folder, None)
 
 
+def read_partitioned_schema(folder: Folder, shard: Shard) -> pa.Schema:
+    """Return the Arrow schema of a shard, with a column for each folder 'key=value' that it is in."""
+    schema = read_arrow_schema(folder, shard)
+    for key, value in partition_values(shard.name).items():
+        if key not in schema.names:
+            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
+    return schema
+
+
 def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
     """Return the class of the first shard: the one that wrote it if that is loaded, else one made of its schema."""
     if not shards:
@@ -627,10 +641,7 @@ def _find_class(folder: Folder, shards: Sequence[Shard]) -> type[Any]:
             f"{display_uri(folder.url)}: there is no complete shard to infer the class from. "
             "Pass it: document_type=Student."
         )
-    schema = read_arrow_schema(folder, shards[0])
-    for key, value in partition_values(shards[0].name).items():
-        if key not in schema.names:
-            schema = schema.append(pa.field(key, pa.int64() if isinstance(value, int) else pa.string()))
+    schema = read_partitioned_schema(folder, shards[0])
     return loaded_class(schema) or class_from_arrow(schema, stored_class_name(schema))
 
 
@@ -657,7 +668,8 @@ def open_dataset(  # noqa: PLR0913 - by name
     `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
     which the footers of all shards are read. `more` are fields of `ReadOptions`: cache, cache_bytes, remote, verify.
     """
-    check_options("open_dataset", more, ReadOptions.__dataclass_fields__)
+    names = ["columns", "where", "extra", "split", "config", *ReadOptions.__dataclass_fields__]  # for suggestions
+    check_options("open_dataset", more, names)
     options = replace(options or ReadOptions(), **more)
     if document_type is not None and not is_document_type(document_type):
         raise SchemaError(f"open_dataset: document_type takes a document class, got {describe(document_type)}.")

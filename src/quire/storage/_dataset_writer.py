@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, TypeVar
 import pyarrow as pa
 from typing_extensions import Self
 
-from quire._protocols import is_document_type
-from quire.array import DocumentBatch
+from quire._protocols import is_document_type, is_stored
+from quire.array import DocumentBatch, whole_number
 from quire.codec import split_blocks
 from quire.columns import Columns, StackOptions, stack
 from quire.display import track
@@ -31,7 +31,7 @@ from quire.errors import (
 )
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.schema import Schema, parse_path
-from quire.storage._layout import Layout, TensorStorage
+from quire.storage._layout import Layout, Paths, TensorStorage
 from quire.storage._manifest import (
     LOGS,
     SUFFIXES,
@@ -43,7 +43,7 @@ from quire.storage._manifest import (
     write_index,
     writer_name,
 )
-from quire.storage._schema_conversion import conform_fields
+from quire.storage._schema_conversion import conform_fields, narrow_class
 from quire.storage._shard_reader import read_arrow_schema, recover_shard
 from quire.storage._shard_writer import Format, ShardFile, TimestampChooser
 from quire.tensors import describe
@@ -80,12 +80,16 @@ class WriteOptions:
             raise OptionError(f"format={self.format!r}: use 'parquet' or 'arrow'.")
         if self.mode not in ("create", "append", "resume", "overwrite"):
             raise OptionError(f"mode={self.mode!r}: use 'create', 'append', 'resume' or 'overwrite'.")
-        if min(self.shard_bytes, self.group_bytes) < 1:
+        if min(whole_number("shard_bytes", self.shard_bytes), whole_number("group_bytes", self.group_bytes)) < 1:
             raise OptionError("shard_bytes and group_bytes are at least 1.")
         if self.format == "arrow" and (self.tensor_storage != "fixed" or self.compression):
             raise OptionError(
                 "tensor_storage and compression are options of Parquet files; Arrow files are mapped into memory as "
                 "they are. Pass format='parquet'."
+            )
+        if self.compression is not None and not isinstance(self.compression, Mapping):
+            raise OptionError(
+                f"compression={self.compression!r}: it maps columns to their compression, as in {{'image': 'zstd'}}."
             )
         for path, compression in (self.compression or {}).items():
             is_known = compression in _COMPRESSIONS
@@ -244,17 +248,19 @@ class DatasetWriter(RecordBatchWriter, Generic[DocT]):
 # --- datasets that exist already
 
 
-def prepare_target(folder: Folder, options: WriteOptions, log: Log) -> Manifest:
+def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resume: bool = True) -> Manifest:
     """Return what the folder has already, after checking that the mode allows it.
 
-    With mode='resume', complete shards of writers that were killed are added to the log first.
+    With mode='resume', complete shards of writers that were killed are added to the log first. `can_resume` says
+    whether the caller has that mode.
     """
     manifest = read_manifest(folder, options.remote)
     strays = find_strays(folder, manifest)
     if options.mode == "create" and (manifest.shards or strays.keys() - {""}):
+        resume = " 'resume' to continue a write that was interrupted," if can_resume else ""
         raise StorageError(
-            f"{display_uri(folder.url)}: there is a dataset already. Pass mode='append' to add to it, 'resume' to "
-            "continue a write that was interrupted, or 'overwrite' to replace it."
+            f"{display_uri(folder.url)}: there is a dataset already. Pass mode='append' to add to it,{resume} or "
+            "'overwrite' to replace it."
         )
     if "" in strays:
         raise StorageError(
@@ -375,6 +381,7 @@ def write_dataset(
     shard_bytes, ... With 'resume', as many documents are skipped as the dataset has already: a job that was interrupted
     continues where it stopped, if it passes the same documents again.
     """
+    check_options("write_dataset", more, ["document_type", "show_progress", *WriteOptions.__dataclass_fields__])
     items, document_type = resolve_document_type(data, document_type)
     with DatasetWriter(url, document_type, options, **more) as writer:
         if writer.options.mode == "resume":
@@ -392,17 +399,30 @@ def rows_of(item: Any) -> int:
 
 
 def resolve_document_type(data: Any, document_type: type[Any] | None) -> tuple[Iterable[Any], type[Any]]:
-    """Return the items, and their class: `document_type`, that of a typed container, or that of the first item."""
+    """Return the items, and their class: `document_type`, that of a typed container, or that of the first item.
+
+    Of a stored dataset of which some columns are read, it is a class with these columns.
+    """
     if document_type is not None and not is_document_type(document_type):
         raise OptionError(f"document_type: expected a document class, as document_type=Student, got {document_type!r}.")
+    if document_type is None and is_stored(data):
+        schema: Schema = data.schema  # type: ignore[attr-defined]
+        paths: Paths = data._paths  # type: ignore[attr-defined]
+        if paths is not None and any((name,) not in paths for name in schema.document_type.model_fields):
+            narrowed = narrow_class(schema, paths)
+            batches: Iterator[DocumentBatch[Any]] = data.iter_batches()  # type: ignore[attr-defined]
+            return (batch.with_columns(narrowed) for batch in batches), narrowed
     document_type = document_type or getattr(type(data), "document_type", None)
     items = [data] if isinstance(data, DocumentBatch) else data
+    if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Mapping, BaseDocument)):
+        raise OptionError(f"expected documents, batches, or a generator of either, got {describe(data)}.")
     if document_type is None or document_type is BaseDocument:
         iterator = iter(items)
         first = next(iterator, None)
         document_type = first.document_type if isinstance(first, DocumentBatch) else type(first)
         if not is_document_type(document_type):
-            raise OptionError("a dataset needs the documents' class: pass document_type=Student.")
+            first_item = "there are no documents" if first is None else f"the first item is {describe(first)}"
+            raise OptionError(f"a dataset needs the documents' class: pass document_type=Student ({first_item}).")
         items = chain([first], iterator)
     return items, document_type
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from quire._optional import require
 from quire.errors import OptionError, StorageNotFoundError, did_you_mean
-from quire.files import HubFile, HubFolder, display_uri
+from quire.files import HubFolder, compile_glob, display_uri
 from quire.storage._huggingface import NullCounts, class_from_features
 from quire.storage._manifest import LOGS, Shard
 from quire.storage._shard_reader import footer_null_counts, shard_errors
@@ -29,7 +29,7 @@ CARD = "README.md"
 DEFAULT_CONFIG = "default"
 TAIL = 1 << 16
 """The bytes at the end of a file that are read for its footer; a longer footer takes a second request."""
-_PARALLEL = 16
+_FOOTER_THREADS = 16
 """The number of footers that are read at a time."""
 _SHARDED = re.compile(r"data/(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.parquet")
 _CONVERTED = re.compile(r"(?P<config>[^/]+)/(?P<split>[^/]+)/\d+\.parquet")
@@ -90,8 +90,10 @@ def open_split(
         return pinned
     if folder.path:
         _refuse_split(folder, split, config, "the path names the files already. Pass the address of the dataset")
-        if folder.path.endswith(".parquet") and not files:
-            pinned, files = _open_parent(pinned)
+        if folder.path.endswith(".parquet") and not files:  # a single file: list its folder
+            parent, _, single = pinned.url.rpartition("/")
+            pinned = HubFolder(parent, pinned.options)
+            files = {name: file for name, file in pinned.files().items() if name == single}
         names = [name for name in files if name.endswith(".parquet")]
         if not names:
             raise StorageNotFoundError(
@@ -108,13 +110,6 @@ def _refuse_split(folder: HubFolder, split: str | None, config: str | None, why:
     for name, value in (("split", split), ("config", config)):
         if value is not None:
             raise OptionError(f"{display_uri(folder.url)}: {name}={value!r}: {why}.")
-
-
-def _open_parent(folder: HubFolder) -> tuple[HubFolder, dict[str, HubFile]]:
-    """Return the folder of a single file, and this file."""
-    parent, _, name = folder.url.rpartition("/")
-    outside = HubFolder(parent, folder.options)
-    return outside, {known: file for known, file in outside.files().items() if known == name}
 
 
 def _select(pinned: HubFolder, split: str | None, config: str | None) -> tuple[HubFolder, list[str]]:
@@ -136,7 +131,7 @@ def _select(pinned: HubFolder, split: str | None, config: str | None) -> tuple[H
         pinned = converted
         configs, default = find_configs(list(pinned.files()), {})
     configs = {name: splits for name, splits in configs.items() if splits}
-    if config is None:
+    if config is None:  # the only one, the one called 'default', or the one that the card says
         config = DEFAULT_CONFIG if DEFAULT_CONFIG in configs else default
         config = next(iter(configs)) if len(configs) == 1 else config
     if config not in configs:
@@ -183,6 +178,8 @@ def find_configs(names: Iterable[str], card: Mapping[str, Any]) -> tuple[dict[st
         configs = {str(entry.get("config_name", DEFAULT_CONFIG)): _config_splits(entry, files) for entry in entries}
         chosen = [str(entry.get("config_name", DEFAULT_CONFIG)) for entry in entries if entry.get("default") is True]
         return configs, next(iter(chosen), None)
+    # The Hub converts datasets of other formats to files '<config>/<split>/0000.parquet', on a branch of its own. The
+    # folder 'data' is no such config: it is the usual place of the files of a repository with one config.
     parquet = [name for name in files if name.endswith(".parquet")]
     matches = [_CONVERTED.fullmatch(name) for name in parquet]
     if parquet and all(matches) and not all(match and match["config"] == "data" for match in matches):
@@ -217,24 +214,11 @@ def match_patterns(patterns: str | Sequence[str], files: Sequence[str]) -> list[
     """Return the Parquet files that match a pattern, in the order of the patterns."""
     matching: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        expression = _translate_pattern(pattern.removeprefix("./"))
+        expression = compile_glob(pattern.removeprefix("./"))
         matching |= dict.fromkeys(
             name for name in sorted(files) if name.endswith(".parquet") and expression.fullmatch(name)
         )
     return list(matching)
-
-
-def _translate_pattern(pattern: str) -> re.Pattern[str]:
-    """Return a regular expression for a pattern, in which * is any part of a name, and ** any number of folders."""
-    tokens = re.findall(r"\*\*/|\*\*|\*|\?|\[[!^]?[^\]]+\]|.", pattern, re.DOTALL)
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    parts = []
-    for token in tokens:
-        is_set = len(token) > 1 and token[0] == "["
-        parts.append(f"[{'^' if token[1] in '!^' else ''}{token[1:-1].lstrip('!^')}]" if is_set else known.get(token))
-        if parts[-1] is None:
-            parts[-1] = re.escape(token)
-    return re.compile("".join(filter(None, parts)))
 
 
 def splits_by_name(names: Sequence[str]) -> Splits:
@@ -279,9 +263,9 @@ def _in_usual_order(splits: Splits) -> Splits:
 
 def read_footers(folder: HubFolder, files: Sequence[Shard], tails: TailCache | None = None) -> HubSplit:
     """Read the footers of files, which have the number of rows, the schema, and the number of nulls."""
-    with ThreadPoolExecutor(min(_PARALLEL, len(files))) as pool:
+    with ThreadPoolExecutor(min(_FOOTER_THREADS, len(files))) as pool:
         footers = list(pool.map(lambda shard: _read_footer(folder, shard, tails), files))
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = {}  # the nulls of a leaf are unknown (-1) if one file does not have their number
     for footer in footers:
         for path, count in footer_null_counts(footer.metadata).items():
             before = counts.get(path, 0)
@@ -308,6 +292,7 @@ def _read_footer(folder: HubFolder, shard: Shard, tails: TailCache | None) -> _F
 
 
 def _parse_tail(folder: HubFolder, shard: Shard, tail: bytes) -> pq.FileMetaData:
+    # A Parquet file ends with the footer, its length in 4 bytes, and the magic number 'PAR1'.
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if len(tail) < needed <= shard.bytes:
         tail = folder.read_range(shard.name, shard.bytes - needed, shard.bytes)

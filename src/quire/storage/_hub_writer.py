@@ -44,7 +44,9 @@ _BLOCK_BYTES = 32 * MiB
 _GROUP_BYTES = 4 * MiB
 """The size of row groups, as in datasets of quire: readers of parts read one at least."""
 _NUMBER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.parquet$")
+"""The number of a shard in its name."""
 _TOP_LEVEL_KEY = re.compile(r"^[^\s#\-\[\]{},][^:\n]*:(?:[ \t]|\r?$)")
+"""A line of YAML with a key of the outermost mapping."""
 _LIST_FEATURES = {"List": "list", "LargeList": "large_list", "Sequence": "sequence"}
 _SIZES = (
     (10**3, "n<1K"),
@@ -251,8 +253,13 @@ class _Branch:
         others = [files[0] for split, files in self.splits.items() if options.append or split != options.split]
         if not others:
             return
-        known = self._read_footers(others[:1]).schema
-        differences = list(_differences(known, encoder.schema))
+        known, new = self._read_footers(others[:1]).schema, encoder.schema
+        differences = [f"{name!r} is missing" for name in known.names if name not in new.names]
+        for column in new:
+            if column.name not in known.names:
+                differences.append(f"{column.name!r} is new")
+            elif not _is_same_type(known.field(column.name).type, column.type):
+                differences.append(f"{column.name!r} is {column.type} instead of {known.field(column.name).type}")
         if differences:
             raise EncodeError(
                 f"{display_uri(self.folder.join(others[0]))}: the columns of the documents differ from those of the "
@@ -285,6 +292,7 @@ class _Branch:
     def upload(self, path: Path, number: int) -> Any:
         """Upload a shard, and return the operation that adds it to a commit."""
         hub = require("huggingface_hub", extra="huggingface", needed_for="push_to_hub")
+        # The number of shards is not known yet; `commit` gives the file its final name, which the upload does not use.
         operation = hub.CommitOperationAdd(self._name(number, number + 1), str(path))
         with _hub_errors(self.folder):
             self.folder.api().preupload_lfs_files(
@@ -300,7 +308,7 @@ class _Branch:
         hub = require("huggingface_hub", extra="huggingface", needed_for="push_to_hub")
         options, old = self.options, self.old_files
         first = 0
-        if options.append and old:
+        if options.append and old:  # continue after the highest number, which may be that of a file in the middle
             numbers = [int(match[1]) for name in old if (match := _NUMBER.search(name))]
             first = max([len(old), *(number + 1 for number in numbers)])
         names = []
@@ -316,6 +324,7 @@ class _Branch:
         message = options.commit_message or (
             f"{'Append to' if options.append else 'Upload'} split {options.split} of {options.config_name} with quire"
         )
+        # With `parent_commit`, the Hub refuses the commit if another one was made since the files were read.
         with _hub_errors(self.folder):
             info = self.folder.api().create_commit(
                 self.folder.repo_id,
@@ -333,10 +342,10 @@ class _Branch:
         """Return the card with the metadata of the new files; its text and other metadata stay what they are."""
         info = self._update_info(encoder, rows, size, download)
         changes = {"dataset_info": info, "configs": self._update_configs(names)}
-        total = _count_examples(info)
-        if total is not None and len(_as_list(info)) == len(changes["configs"]):
-            category = next((name for limit, name in _SIZES if total < limit), "n>1T")
-            changes["size_categories"] = [category]
+        # The category is that of all configs together, so it is written only if the rows of each are known.
+        counts = [split.get("num_examples") for item in _as_list(info) for split in item.get("splits") or []]
+        if all(isinstance(count, int) for count in counts) and len(_as_list(info)) == len(changes["configs"]):
+            changes["size_categories"] = [next((name for limit, name in _SIZES if sum(counts) < limit), "n>1T")]
         return update_card(self.card_text, changes, self.folder.repo_id)
 
     def _update_info(self, encoder: FeatureEncoder, rows: int, size: int, download: int) -> Any:
@@ -409,12 +418,6 @@ def _as_list(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in values if isinstance(item, Mapping)]
 
 
-def _count_examples(info: Any) -> int | None:
-    """Return the number of rows of all configs; None if some is not known."""
-    counts = [split.get("num_examples") for item in _as_list(info) for split in item.get("splits") or []]
-    return sum(counts) if all(isinstance(count, int) for count in counts) else None
-
-
 def _known_patterns(entry: Mapping[str, Any], split: str) -> dict[str, Any] | None:
     """Return the patterns that a card has for a split."""
     files = entry.get("data_files")
@@ -473,6 +476,7 @@ def update_card(text: str, changes: Mapping[str, Any], repo_id: str) -> str:
             f"# {name}\n\n```python\nfrom quire.storage import open_dataset\n\n"
             f"dataset = open_dataset('hf://datasets/{repo_id}', split='train')\n```\n"
         )
+    # The card is written by people: replace keys in its text, since dumping all of it would lose comments and style.
     updated = block
     for key, value in changes.items():
         updated = _replace_key(updated, key, _dump(yaml, {key: value}))
@@ -501,17 +505,6 @@ def _replace_key(block: str, key: str, replacement: str) -> str:
     while end > begin + 1 and lines[end - 1].startswith("#"):  # comments before the next key are about that
         end -= 1
     return "".join([*lines[:begin], replacement, *lines[end:]])
-
-
-def _differences(known: pa.Schema, new: pa.Schema) -> Iterator[str]:
-    """Yield how the columns of documents differ from those of a file."""
-    for name in [*known.names, *(name for name in new.names if name not in known.names)]:
-        if name not in new.names:
-            yield f"{name!r} is missing"
-        elif name not in known.names:
-            yield f"{name!r} is new"
-        elif not _is_same_type(known.field(name).type, new.field(name).type):
-            yield f"{name!r} is {new.field(name).type} instead of {known.field(name).type}"
 
 
 def _is_same_type(one: pa.DataType, other: pa.DataType) -> bool:

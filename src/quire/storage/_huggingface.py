@@ -46,6 +46,7 @@ MEDIA_FEATURES: Mapping[type[Any], str] = {ImageBytes: "Image", AudioBytes: "Aud
 ARRAY_FEATURES = {2: "Array2D", 3: "Array3D", 4: "Array4D", 5: "Array5D"}
 """The features of tensors of a fixed shape, by the number of axes."""
 _ITEMS = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
+# The state.json of a folder that `Dataset.save_to_disk` writes: `load_from_disk` requires every key.
 _STATE: dict[str, Any] = {
     "_fingerprint": "quire",
     "_format_columns": None,
@@ -141,19 +142,20 @@ def _cast_exactly(array: pa.Array, arrow_type: pa.DataType) -> pa.Array:
     """Cast values to another type, or raise an error if some do not fit."""
     if array.type == arrow_type:
         return array
-    cast = array.cast(arrow_type)  # which checks whole numbers, and rounds others
-    pairs = zip(_leaves(array), _leaves(cast.cast(array.type)), strict=True)
+    # Arrow refuses whole numbers that do not fit, and rounds other numbers silently: cast them back and compare.
+    cast = array.cast(arrow_type)
+    pairs = zip(_float_leaves(array), _float_leaves(cast.cast(array.type)), strict=True)
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise ValueError(f"some numbers have more digits than {arrow_type}, the type that the dataset has")
     return cast
 
 
-def _leaves(array: pa.Array) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the numbers of an array that may be rounded, also those in lists and structs."""
+def _float_leaves(array: pa.Array) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the floating-point numbers of an array, also those in lists and structs."""
     if pa.types.is_struct(array.type) or is_list_type(array.type):
         children = array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]
         for child in children:
-            yield from _leaves(child)
+            yield from _float_leaves(child)
     elif pa.types.is_floating(array.type):
         yield array.to_numpy(zero_copy_only=False)
 
@@ -209,51 +211,34 @@ def _features_of(schema: Schema, documents: Sequence[Any]) -> dict[str, _Feature
         info = schema.document_type.model_fields.get(field.name)
         extra = info.json_schema_extra if info is not None else None
         details = extra if isinstance(extra, Mapping) else {}
-        features[field.name] = (
-            _label_feature(field, details.get("names"))
-            or _media_feature(field, details.get("huggingface"))
-            or _feature(field, _present_values(documents, field.name))
-        )
+        labels, media = details.get("names"), details.get("huggingface")
+        kind = MEDIA_FEATURES.get(field.type) if isinstance(field.type, type) else None
+        if field.type is int and isinstance(labels, list) and labels:
+            features[field.name] = _label_feature(field.name, labels)
+        elif kind is not None:
+            # `media` is the description that a dataset of the Hub had: it may say more, such as the sampling rate.
+            features[field.name] = _Feature(
+                pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+                dict(media) if isinstance(media, Mapping) and media.get("_type") == kind else {"_type": kind},
+                lambda value: {"bytes": bytes(value), "path": None},
+            )
+        else:
+            build = _FEATURES.get(field.kind)
+            values = (document.__dict__.get(field.name) for document in documents)
+            feature = build and build(field, [value for value in values if value is not None])
+            features[field.name] = feature or _value_feature(pa.string(), _to_json_text)._replace(metadata=JSON_TEXT)
     return features
 
 
-def _label_feature(field: Field, names: Any) -> _Feature | None:
-    """Return the feature of class labels, if the field has names for its numbers."""
-    if field.type is not int or not isinstance(names, list) or not names:
-        return None
+def _label_feature(name: str, labels: list[Any]) -> _Feature:
+    """Return the feature of class labels: whole numbers that have names."""
 
     def check_label(value: int) -> int:
-        if not -1 <= value < len(names):  # -1 is a missing label
-            raise EncodeError(f"{field.name}: {value} is not a label: there are {len(names)} names, from 0 on.")
+        if not -1 <= value < len(labels):  # -1 is a missing label
+            raise EncodeError(f"{name}: {value} is not a label: there are {len(labels)} names, from 0 on.")
         return value
 
-    return _Feature(pa.int64(), {"names": [str(name) for name in names], "_type": "ClassLabel"}, check_label)
-
-
-def _media_feature(field: Field, description: Any) -> _Feature | None:
-    """Return the feature of encoded images, audio and video."""
-    kind = MEDIA_FEATURES.get(field.type) if isinstance(field.type, type) else None
-    if kind is None:
-        return None
-    has_details = isinstance(description, Mapping) and description.get("_type") == kind
-    return _Feature(
-        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
-        dict(description) if has_details else {"_type": kind},
-        lambda value: {"bytes": bytes(value), "path": None},
-    )
-
-
-def _present_values(documents: Sequence[Any], name: str) -> list[Any]:
-    return [value for document in documents if (value := document.__dict__.get(name)) is not None]
-
-
-def _feature(field: Field, sample: list[Any]) -> _Feature:
-    """Return the feature of a field; that of tensors and datetimes depends on the first rows."""
-    build = _FEATURES.get(field.kind)
-    feature = None if build is None else build(field, sample)
-    if feature is not None:
-        return feature
-    return _value_feature(pa.string(), _to_json_text)._replace(metadata=JSON_TEXT)
+    return _Feature(pa.int64(), {"names": [str(label) for label in labels], "_type": "ClassLabel"}, check_label)
 
 
 def _value_feature(arrow_type: pa.DataType, convert: Callable[[Any], Any]) -> _Feature:
@@ -371,7 +356,9 @@ def _to_lists(arrays: list[np.ndarray[Any, Any] | None], dtype: np.dtype[Any], d
     if depth == 0:
         numbers = iter(values.to_pylist())
         return pa.array([None if array is None else next(numbers) for array in arrays], values.type)
-    for axis in reversed(range(depth)):  # each axis is one level of lists, of which there are as many as places before
+    # Each axis is a level of lists, built from the innermost one outwards: axis k of a tensor has as many lists as the
+    # axes before it have elements. The outermost level has one list for each row, also for a row without a value.
+    for axis in reversed(range(depth)):
         if axis:
             counts = [math.prod(array.shape[:axis]) for array in present]
             lengths = np.repeat([array.shape[axis] for array in present], counts)
@@ -459,20 +446,17 @@ def _class_of(
     for field in fields:
         path = f"{prefix}{field.name}"
         feature = features.get(field.name)
-        known[field.name] = (
-            _annotation(field, feature, counts, f"{name}_{field.name}", path),
-            _schema_extra(feature),
-        )
+        annotation = _annotation(field, feature, counts, f"{name}_{field.name}", path)
+        # What a type does not say goes into `json_schema_extra`: the names of class labels, and how media are decoded.
+        extra: dict[str, Any] | None = None
+        if isinstance(feature, Mapping):
+            if feature.get("_type") == "ClassLabel":
+                extra = {"names": list(feature.get("names") or [])}
+            elif feature.get("_type") in MEDIA_FEATURES.values() and len(feature) > 1:
+                extra = {"huggingface": dict(feature)}
+        known[field.name] = annotation, extra
         own.append(field.with_nullable(_may_be_null(field, counts, path)))
     return class_from_arrow(own, name, known=known)
-
-
-def _schema_extra(feature: Any) -> dict[str, Any] | None:
-    """Return what a type does not say about a feature: the names of class labels, and how media are decoded."""
-    kind = feature.get("_type") if isinstance(feature, Mapping) else None
-    if kind == "ClassLabel":
-        return {"names": list(feature.get("names") or [])}
-    return {"huggingface": dict(feature)} if kind in MEDIA_FEATURES.values() and len(feature) > 1 else None
 
 
 def _annotation(field: pa.Field, feature: Any, counts: NullCounts, name: str, path: str) -> Any:

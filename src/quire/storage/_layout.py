@@ -179,6 +179,14 @@ class Layout:
         addresses.add(self.locate(batch), batch)
         return RowLocations(addresses, np.zeros(len(positions), np.int64), positions)
 
+    def find_codec(self, path: FieldPath) -> ArrowCodec | None:
+        """Return the codec of a field, also inside of nested documents; None if it is not read, or inside of a list."""
+        codec, codecs = None, self.codecs
+        for name in path:
+            codec = next((child for child in codecs if child.field.name == name), None)
+            codecs = codec.codecs if isinstance(codec, DocumentCodec) else ()
+        return codec
+
     def field_nodes(self, schema: pa.Schema) -> list[list[int]]:
         """Return the Arrow field nodes of a file that each codec reads."""
         fields = list(schema)
@@ -215,6 +223,8 @@ class Layout:
             schema = replace(schema, fields=tuple(field for field in schema.fields if field.name != without))
             codecs = [codec for codec in codecs if codec.field.name != without]
             rows.verify([number for number, codec in enumerate(self.codecs) if codec.field.name != without])
+        # Small columns are gathered for all parts at once: a call costs more than the copy. Large ones are gathered
+        # part by part, when the caller asks for the next one, so that the tensors of one part are in memory.
         spans = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         parts = {
             codec.field.name: codec.gather_parts(rows, spans)
@@ -385,7 +395,7 @@ _INTERCHANGE_CODECS: Mapping[FieldKind, _Build] = {
     FieldKind.DICT: _interchange_dict,
     FieldKind.TENSOR: _interchange_tensor,
 }
-"""How each kind of field is given to other libraries; kinds without an entry, and where it returns None, are errors."""
+"""The Arrow type of each kind of field for other libraries; kinds without an entry, and entries of None, are errors."""
 
 
 # --- what the metadata of a shard says about the class
@@ -420,7 +430,7 @@ def _enums(fields: Iterable[Field], above: tuple[str, ...], seen: tuple[Any, ...
 
 def layout_fingerprint(schema: Schema) -> str:
     """Return the fingerprint of the layout of all fields of a class."""
-    key = "storage", "fingerprint"
+    key = "storage", "fingerprint"  # kept with the schema: making all codecs again for each dataset takes longer
     if key not in schema.notes:
         schema.notes[key] = Layout(schema).fingerprint
     fingerprint: str = schema.notes[key]

@@ -157,7 +157,7 @@ class Manifest:
 
     @classmethod
     def from_lines(cls, contents: Mapping[str, Sequence[Mapping[str, Any]]]) -> Manifest:
-        """Return the manifest of logs, whose lines are given by the names of the logs, in order."""
+        """Return the manifest of logs: `contents` has their lines by their names, in order."""
         # Writers do not wait for each other, so the logs themselves decide, the same way for every reader. A log that
         # replaces others ends those that its writer saw. If two writers replaced the dataset at the same time, neither
         # saw the other's log: the later name counts. Logs that were appended since count as well.

@@ -91,6 +91,7 @@ class DocumentCodec(ArrowCodec):
     def encode(self, column: Column) -> pa.Array:
         if isinstance(column, DocumentColumn):
             return self.encode_columns(column.columns)
+        # Documents as objects, such as items of a list: their fields become columns first.
         return self.encode_columns(stack(self.schema, column.values(), StackOptions(shapes="ragged"), self.path))
 
     def encode_columns(self, columns: Columns) -> pa.Array:
@@ -192,7 +193,7 @@ class OffsetsCodec(ArrowCodec):
 
 
 class DocumentsCodec(OffsetsCodec):
-    """Arrays of documents as lists of structs."""
+    """Arrays of documents as lists of structs: the fields of all documents are columns, as in a batch of them."""
 
     __slots__ = ()
     item: DocumentCodec
@@ -208,8 +209,7 @@ class DocumentsCodec(OffsetsCodec):
 
     def encode(self, column: Column) -> pa.Array:
         if isinstance(column, DocumentsColumn):
-            items = self.item.encode_columns(column.flat)
-            return self.from_items(items, column.offsets - column.offsets[0], column.validity)
+            return self.from_items(self.item.encode_columns(column.flat), column.offsets, column.validity)
         arrays = [() if array is None else array for array in column.values()]
         documents = ObjectColumn(self.item.field, list(chain.from_iterable(arrays)))
         return self.from_items(
@@ -246,6 +246,7 @@ class ListCodec(OffsetsCodec):
         return self.from_items(items, to_offsets([*map(len, lists)]), validity_of(values))
 
     def gather(self, rows: RowLocations) -> ObjectColumn:
+        # The items of all rows are gathered at once, and cut into lists: one call instead of one for each row.
         locations, offsets = self.locate_items(rows)
         items = self.item.gather(locations).values()
         lists = [items[start:end] for start, end in pairwise(offsets.tolist())]

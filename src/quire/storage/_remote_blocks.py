@@ -1,7 +1,8 @@
 """Blocks of remote shards: where they are in the file, and opening them from the node cache.
 
 The *directory* of a shard says where its blocks are. It is at the end of the file: the block table and the footer of a
-shard of format 2, the footer of any other Parquet file. One read of a range fetches it, and the node cache keeps it.
+shard of format 2, the footer of a shard of format 1 and of any other Parquet file. One read of a range fetches it, and
+the node cache keeps it.
 A block is then one range (of a Parquet row group of which some columns are read, one range for each run of neighbouring
 columns), which is downloaded into the node cache (`quire.files`), mapped, and verified by the checksums of the table.
 An Arrow block in the layout of the class is used in place. Others are decoded into memory, or into a copy in the node
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,17 @@ from quire._lowlevel.forks import no_fork
 from quire.columns import Columns
 from quire.errors import DecodeError, ShardError
 from quire.files import BlockRange, BlockSource, Folder, NodeCache, open_block_source
-from quire.storage._block_table import BlockTable, checksum, count_nodes, footer_start, parse_table
+from quire.storage._block_table import (
+    BlockTable,
+    checksum,
+    count_nodes,
+    footer_start,
+    parse_table,
+    read_footer_blocks,
+)
 from quire.storage._cache import ShardCache, cache_key
 from quire.storage._manifest import Shard
+from quire.storage._parquet_pages import plain_values
 from quire.storage._shard_reader import (
     TAIL,
     Block,
@@ -56,12 +65,23 @@ _MAX_DIRECTORIES = 4_096
 _MAX_ROOM = 1 << 62
 _PART_BYTES = 16 << 20
 """About how much is gathered at a time of blocks that are read in order."""
+_FEW_COLUMNS = 4
 _BLOCKS_AHEAD = 16
 """The number of blocks that are downloaded before they are needed, if blocks are read in order."""
 _CHECKSUM = struct.Struct("<Q")
 """The last bytes of a copy of a decoded block."""
+_WORTH_A_COPY = 4
+"""Decoding less than this part of a block again costs less than writing and reading a copy of it."""
 _DAMAGE = (DecodeError, pa.ArrowException, OSError, ValueError)
 """What reading damaged content raises: pyarrow raises all of these."""
+
+
+class OpenBlock(NamedTuple):
+    """The record batches of a block, the bytes of what was decoded into memory, and of what is mapped."""
+
+    batches: list[Block]
+    decoded_bytes: int
+    mapped_bytes: int
 
 
 class RemoteBlocks:
@@ -75,10 +95,16 @@ class RemoteBlocks:
         self._source: tuple[int, BlockSource] | None = None
 
     def covers(self, shard: Shard) -> bool:
-        """Whether a shard is read by blocks: if it is remote, and its directory says where they are."""
-        return self._reader.folder.local_path(shard.name) is None and (
-            shard.table is not None or shard.format == "parquet"
-        )
+        """Whether a shard is read by blocks: if it is remote, and its directory says where they are.
+
+        The footer of an Arrow file does not have the rows of its blocks: the log has those of a shard of format 1, and
+        nothing those of a file of another writer, which is copied.
+        """
+        if self._reader.folder.local_path(shard.name) is not None:
+            return False
+        if shard.table is None and shard.xxh3 and self._reader.verify == "always":
+            return False  # format 1 has one checksum for the whole file, which is verified when it is copied
+        return shard.table is not None or shard.format == "parquet" or bool(shard.groups)
 
     def source(self) -> BlockSource:
         """Return where blocks come from; a forked process has its own."""
@@ -132,20 +158,25 @@ class RemoteBlocks:
                 raise DecodeError(f"it has {len(table.blocks)} blocks, and the dataset says {shard.blocks}")
             if shard.format == "parquet":
                 return ParquetDirectory(self, self._reader, shard, table, parse_footer(view[size:]))
-            file = SparseFile(shard.bytes, [(start, tail)])
-            return ArrowDirectory(self, self._reader, shard, table, pa.ipc.open_file(pa.PythonFile(file, "r")).schema)
+            places = [(first, first + length) for _, first, length, _ in table.blocks.tolist()]
+            return ArrowDirectory(self, self._reader, shard, _read_schema(shard, tail), table.rows, places, table)
 
         return self._read_verified(_tail_range(self._reader.folder, shard), shard, parse)
 
     def _read_footer(self, shard: Shard) -> Directory:
-        """Read the footer of a Parquet file without a block table."""
+        """Read the footer of a file without a block table."""
 
         def parse(tail: pa.Buffer) -> int | Directory:
             begin = shard.bytes - tail.size
             view = memoryview(tail)
-            start = footer_start(lambda first, last: view[first - begin : last - begin], shard.bytes, "parquet")
+            start = footer_start(lambda first, last: view[first - begin : last - begin], shard.bytes, shard.format)
             if start < begin:
                 return shard.bytes - start
+            if shard.format == "arrow":
+                places = read_footer_blocks(bytes(view[start - begin :]), start)
+                if len(places) != len(shard.groups):
+                    raise DecodeError(f"it has {len(places)} blocks, and the dataset says {len(shard.groups)}")
+                return ArrowDirectory(self, self._reader, shard, _read_schema(shard, tail), shard.groups, places, None)
             metadata = parse_footer(view[start - begin :])
             groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             if shard.groups and groups != shard.groups:
@@ -183,32 +214,34 @@ class RemoteBlocks:
         with self.source().open(self._reader.folder, block) as file:
             return map_file(file)
 
-    def open(self, number: int, block: int, room: int) -> tuple[list[Block], int]:
-        """Open a block of a shard, and return its record batches, and how much memory they take; 0 if they are mapped.
+    def open(self, number: int, block: int, room: int) -> OpenBlock:
+        """Open a block of a shard.
 
-        A block that was decoded is mapped, too: from a copy in the node cache, which is written if other processes read
-        the same blocks, or if the block does not fit into `room` bytes of memory.
+        Columns that were decoded are mapped, too, from a copy of the block in the node cache: it is written if they do
+        not fit into `room` bytes of memory, or if other processes read the same blocks and most of it was decoded.
         """
         shard, directory = self._shards[number], self.directory(number)
         ranges, size = directory.ranges(block), directory.decoded_bytes(block)
-        if size:
+        stored = sum(each.size for each in ranges)
+        has_copy = size > room or (self.source().is_shared and size * _WORTH_A_COPY > stored)
+        if has_copy:
             key = cache_key("decoded block", directory.conversion, *(each.key for each in ranges), block)
             copies = self._open_copy(key)
             if copies is not None:
-                return copies, 0
+                return OpenBlock(copies, 0, stored)
         with shard_errors(self._reader.folder, shard):
             blocks = self._read(shard, directory, block, ranges)
-        if size and (size > room or self.source().is_shared):
+        if has_copy:
             self._write_copy(key, [each.batch for each in blocks])
             copies = self._open_copy(key)
             if copies is not None:
-                return copies, 0
-        return blocks, size
+                return OpenBlock(copies, 0, stored)
+        return OpenBlock(blocks, size, stored if directory.is_in_place(block) else 0)
 
     def read_verified(self, number: int, block: int) -> list[pa.RecordBatch]:
         """Return the record batches of a block after all of its columns were verified."""
         while True:
-            blocks, _ = self.open(number, block, _MAX_ROOM)
+            blocks = self.open(number, block, _MAX_ROOM).batches
             try:
                 for each in blocks:
                     if each.check is not None:
@@ -301,8 +334,14 @@ def _block_range(folder: Folder, shard: Shard, start: int, stop: int) -> BlockRa
     return BlockRange(cache_key("block", where, *shard.identity, start, stop), shard.name, start, stop)
 
 
+def _read_schema(shard: Shard, tail: pa.Buffer) -> pa.Schema:
+    """Return the schema of an Arrow file from its last bytes, which have the footer."""
+    file = SparseFile(shard.bytes, [(shard.bytes - tail.size, tail)])
+    return pa.ipc.open_file(pa.PythonFile(file, "r")).schema
+
+
 def _tail_range(folder: Folder, shard: Shard, size: int = TAIL) -> BlockRange:
-    """Return the range of the directory of a shard; of a Parquet file of another writer, the last bytes."""
+    """Return the range of the directory of a shard; of a file without a block table, the last bytes."""
     start = shard.table[0] if shard.table is not None else max(0, shard.bytes - size)
     block = _block_range(folder, shard, start, shard.bytes)
     return block._replace(key=f"{0:08x}{block.key[8:]}")  # keys that begin with zeros are removed last
@@ -353,7 +392,9 @@ def read_columns(
     Blocks without one of the rows are not downloaded, nor row groups that `may_match` rules out.
     """
     blocks = RemoteBlocks(reader, (shard,))
-    if not blocks.covers(shard):
+    # All of an Arrow shard of format 1 is read at once, because only its whole content can be verified.
+    is_verified_whole = shard.table is None and shard.format == "arrow" and rows is None
+    if is_verified_whole or not blocks.covers(shard):
         yield from reader.read_columns(shard, rows, may_match)
         return
     if rows is not None and not len(rows):
@@ -420,7 +461,11 @@ class Directory(ABC):
 
     @abstractmethod
     def decoded_bytes(self, block: int) -> int:
-        """Return about how much memory the record batches of a block take; 0 if they are mapped."""
+        """Return about how much memory the decoded columns of a block take; 0 if all are used in place."""
+
+    @abstractmethod
+    def is_in_place(self, block: int) -> bool:
+        """Return whether some columns of a block are used in place, where it is mapped."""
 
     @abstractmethod
     def read(self, block: int, ranges: Sequence[BlockRange], buffers: Sequence[pa.Buffer]) -> list[Block]:
@@ -428,13 +473,23 @@ class Directory(ABC):
 
 
 class ArrowDirectory(Directory):
-    """The record batches of an Arrow file of format 2."""
+    """The record batches of an Arrow file, with a block table or, in format 1, without.
+
+    `places` are where they begin and end. Without a table, nothing but the structure of a block can be verified.
+    """
 
     def __init__(
-        self, blocks: RemoteBlocks, reader: ShardReader, shard: Shard, table: BlockTable, schema: pa.Schema
+        self,
+        blocks: RemoteBlocks,
+        reader: ShardReader,
+        shard: Shard,
+        schema: pa.Schema,
+        rows: tuple[int, ...],
+        places: Sequence[tuple[int, int]],
+        table: BlockTable | None,
     ) -> None:
         super().__init__(blocks, reader, shard)
-        self._table, self._schema, self.rows = table, schema, table.rows
+        self._schema, self.rows, self._places, self._table = schema, rows, places, table
         self._in_layout = reader.is_in_layout(schema)
         self._names = [codec.field.name for codec in reader.layout.codecs]
         self._nodes: list[list[int]] = (
@@ -444,22 +499,27 @@ class ArrowDirectory(Directory):
         )
 
     def decoded_bytes(self, block: int) -> int:
-        return 0 if self._in_layout else int(self._table.blocks[block, 2])
+        start, stop = self._places[block]
+        return 0 if self._in_layout else stop - start
+
+    def is_in_place(self, block: int) -> bool:
+        return self._in_layout
 
     def _bounds(self, block: int) -> list[tuple[int, int]]:
-        _, start, size, _ = self._table.blocks[block].tolist()
-        return [(start, start + size)]
+        return [self._places[block]]
 
     def read(self, block: int, ranges: Sequence[BlockRange], buffers: Sequence[pa.Buffer]) -> list[Block]:
         [buffer], [place] = buffers, ranges
         check = None
-        if self._reader.verify != "never":
+        if self._table is not None and self._reader.verify != "never":
             self._table.check_block_metadata(memoryview(buffer), block)
             make_error = partial(self._blocks.damaged, self._shard, ranges)
             check = BlockCheck(self._table, range(block, block + 1), self._nodes, buffer, make_error, place.start)
             if self._reader.verify == "always":
                 check.use_flags(check.new_flags(), keep=False)
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(buffer), self._schema)
+        if len(batch) != self.rows[block]:
+            raise DecodeError(f"block {block} has {len(batch)} rows, and the dataset says {self.rows[block]}")
         if self._in_layout:
             batch = select_columns(batch, self._names)
             batch.validate()  # that buffers are as long as the number of rows requires
@@ -484,20 +544,56 @@ class ParquetDirectory(Directory):
         super().__init__(blocks, reader, shard)
         self._table, self._metadata = table, metadata
         self.rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        self._names = reader.column_names(metadata.schema.to_arrow_schema())
+        self._schema = schema = metadata.schema.to_arrow_schema()
+        self._names = reader.column_names(schema)
+        self._in_layout = reader.is_in_layout(schema)
+        self._layout_names = [codec.field.name for codec in reader.layout.codecs]
+        self._layout_schema = (
+            pa.schema([schema.field(name) for name in self._layout_names]) if self._in_layout else None
+        )
         paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
         self._leaves = [
             leaf
             for leaf, path in enumerate(paths)
             if any(path == name or path.startswith(f"{name}.") for name in self._names)
         ]
+        # Tensors of a fixed size may be used in place; the checksums of pages without a block table are not verified
+        # there.
+        self._fixed = {} if table is None else {leaf: paths[leaf] for leaf in self._leaves if self._is_fixed(leaf)}
+        self._plain: dict[int, list[int]] = {}
+
+    def _is_fixed(self, leaf: int) -> bool:
+        """Return whether a column has a value of the same size in every row."""
+        column = self._metadata.schema.column(leaf)
+        return (
+            column.path in self._names
+            and column.path in self._schema.names
+            and column.max_definition_level == column.max_repetition_level == 0
+            and pa.types.is_fixed_size_binary(self._schema.field(column.path).type)
+            and column.length > 0
+        )
+
+    def _plain_leaves(self, block: int) -> list[int]:
+        """Return the columns of a row group whose values are in the file as they are in memory."""
+        if block not in self._plain:
+            group = self._metadata.row_group(block)
+            chunks = {leaf: group.column(leaf) for leaf in self._fixed}
+            self._plain[block] = [
+                leaf
+                for leaf, chunk in chunks.items()
+                if chunk.compression == "UNCOMPRESSED" and set(chunk.encodings) <= {"PLAIN", "RLE"}
+            ]
+        return self._plain[block]
+
+    def is_in_place(self, block: int) -> bool:
+        return bool(self._plain_leaves(block))
 
     def may_match(self, block: int, test: Callable[[pq.RowGroupMetaData], bool]) -> bool:
         return test(self._metadata.row_group(block))
 
     def decoded_bytes(self, block: int) -> int:
-        group = self._metadata.row_group(block)
-        return sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves)
+        group, plain = self._metadata.row_group(block), self._plain_leaves(block)
+        return sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves if leaf not in plain)
 
     def _chunk(self, group: int, leaf: int) -> tuple[int, int]:
         """Return the offset and the bytes of a column of a row group."""
@@ -520,23 +616,55 @@ class ParquetDirectory(Directory):
         if not self._names:  # only the number of rows is needed
             return [Block(self._reader.conform(empty_batch(self.rows[block]), self._shard))]
         places = [(each.start, buffer) for each, buffer in zip(ranges, buffers, strict=True)]
-        is_verified = self._reader.verify != "never"
-        if self._table is not None and is_verified:
+        if self._table is not None and self._reader.verify != "never":
             for leaf in self._leaves:
-                start, size = self._chunk(block, leaf)
-                [(base, content)] = [(b, c) for b, c in places if size and b <= start < b + c.size] or [(0, b"")]
-                self._table.check_column(memoryview(content), block, leaf, base=base)
+                self._table.check_column(
+                    memoryview(self._find_chunk(block, leaf, places)), block, leaf, base=self._chunk(block, leaf)[0]
+                )
+        columns: dict[str, list[pa.Array]] = {}  # the chunks of each column
+        for leaf in self._plain_leaves(block):
+            field_type = self._schema.field(self._fixed[leaf]).type
+            width = field_type.byte_width
+            pages = plain_values(self._find_chunk(block, leaf, places), width, self.rows[block])
+            if pages is not None:
+                columns[self._fixed[leaf]] = [
+                    pa.FixedSizeBinaryArray.from_buffers(field_type, page.size // width, [None, page]) for page in pages
+                ]
+        decoded = self._decode(block, [name for name in self._names if name not in columns], places)
+        fields = {field.name: field for field in (*decoded.schema, *map(self._schema.field, columns))}
+        columns |= {name: decoded.column(name).chunks for name in decoded.schema.names}
+        if self._in_layout and all(len(columns[name]) == 1 for name in self._layout_names):
+            arrays = [columns[name][0] for name in self._layout_names]
+            return [Block(pa.RecordBatch.from_arrays(arrays, schema=self._layout_schema))]
+        table = pa.table(
+            [pa.chunked_array(columns[name], field.type) for name, field in fields.items()], pa.schema(fields.values())
+        )
+        return [Block(self._reader.conform(batch, self._shard)) for batch in table.to_batches()]
+
+    def _find_chunk(self, block: int, leaf: int, places: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
+        """Return the bytes of a column of a row group."""
+        start, size = self._chunk(block, leaf)
+        for base, content in places:
+            if size and base <= start <= start + size <= base + content.size:
+                return content.slice(start - base, size)
+        return pa.py_buffer(b"")
+
+    def _decode(self, block: int, names: list[str], places: Sequence[tuple[int, pa.Buffer]]) -> pa.Table:
+        """Decode columns of a row group, each into one chunk."""
+        if not names:
+            return pa.table({})
         file = pq.ParquetFile(
             pa.PythonFile(SparseFile(self._shard.bytes, places), "r"),
             metadata=self._metadata,
-            pre_buffer=True,  # one read for all columns: each read of a Python file waits for the interpreter
-            page_checksum_verification=is_verified and self._table is None,
+            # Each read of a Python file waits for the interpreter. Reading all columns in one go takes another thread,
+            # which costs more than reading a few columns.
+            pre_buffer=len(names) > _FEW_COLUMNS,
+            page_checksum_verification=self._reader.verify != "never" and self._table is None,
         )
-        decoded = file.read_row_group(block, self._names, use_threads=False)
+        decoded = file.read_row_group(block, names, use_threads=False)
         if len(decoded) != self.rows[block]:
             raise DecodeError(f"row group {block} has {len(decoded)} rows, and its footer says {self.rows[block]}")
-        batches = decoded.combine_chunks().to_batches()
-        return [Block(self._reader.conform(batch, self._shard)) for batch in batches]
+        return decoded.combine_chunks()
 
 
 class SparseFile:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,6 +116,7 @@ class RowReader:
             for shard, covered in zip(shards, self._has_blocks.tolist(), strict=True)
         ]
         self._first_units: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._first_units_list: list[int] = self._first_units.tolist()  # finding one unit is faster in a list
         self._unit_starts: NDArray[np.int64] = np.repeat(self.starts[:-1], counts)
         self._unit_index = self._shard_index
         # Flags of verified data: one per block and column, and one per piece of a mapped shard. `_slots` and
@@ -400,8 +402,8 @@ class RowReader:
 
     def _block_of(self, unit: int) -> tuple[int, int]:
         """Return the shard of a unit, and the number of the block in it."""
-        shard = int(np.searchsorted(self._first_units, unit, side="right")) - 1
-        return shard, unit - int(self._first_units[shard])
+        shard = bisect_right(self._first_units_list, unit) - 1
+        return shard, unit - self._first_units_list[shard]
 
     def _unit_ranges(self, unit: int) -> list[BlockRange]:
         shard, block = self._block_of(unit)
@@ -476,10 +478,9 @@ class RowReader:
                 if not self._has_blocks[number]:
                     self._open_shard(number, unit, starts)
                     continue
-                blocks, decoded = self._blocks.open(number, block, _MAX_DECODED - self._decoded_bytes)
+                blocks, decoded, mapped = self._blocks.open(number, block, _MAX_DECODED - self._decoded_bytes)
                 with no_fork():
                     parts = [self.layout.locate(each.batch) for each in blocks]
-                mapped = 0 if decoded else self.unit_bytes(unit)
                 self._open_units[unit] = _OpenUnit(blocks, parts, decoded, mapped)
                 self._decoded_bytes += decoded
                 self._mapped_bytes += mapped

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -28,8 +27,16 @@ from quire.columns import Column, ObjectColumn, ScalarColumn, StackOptions, Vali
 from quire.document import BaseDocument, field_name
 from quire.errors import DecodeError, QuireError, StorageError, TensorError, did_you_mean
 from quire.media import decode_image
-from quire.schema import Field, FieldKind, Schema
-from quire.storage._arrow_codec import ArrowCodec, NumberCodec, array_validity, is_list_type, read_extension, to_offsets
+from quire.schema import Field, FieldKind, FieldPath, Schema
+from quire.storage._arrow_codec import (
+    ArrowCodec,
+    NumberCodec,
+    array_validity,
+    arrow_compute,
+    is_list_type,
+    read_extension,
+    to_offsets,
+)
 from quire.storage._layout import CLASS_KEY, Layout
 from quire.storage._nested_codecs import PLACEHOLDER, DocumentCodec, DocumentsCodec
 from quire.storage._tensor_codecs import TensorCodec
@@ -94,7 +101,12 @@ def _refuse_unknown(
 def conform_batch(layout: Layout, batch: pa.RecordBatch, more: Mapping[str, pa.Array] | None = None) -> pa.RecordBatch:
     """Convert a record batch of any origin to a layout; `more` are columns that the batch may lack."""
     arrays = {name: (pa.field(name, array.type), array) for name, array in (more or {}).items()}
-    arrays |= zip(batch.schema.names, zip(batch.schema, batch.columns, strict=True), strict=True)
+    names = batch.schema.names
+    arrays |= zip(names, zip(batch.schema, batch.columns, strict=True), strict=True)
+    if len(set(names)) != len(names):
+        for name in stored_names(layout.schema, names).values():
+            if names.count(name) > 1:
+                raise DecodeError(f"{layout.schema.document_type.__name__}: the data has {name!r} in several columns.")
     return layout.batch(conform_fields(layout.codecs, arrays, layout.schema, None, len(batch)), len(batch))
 
 
@@ -138,7 +150,7 @@ def stored_names(schema: Schema, names: Iterable[str]) -> dict[str, str]:
 
 def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema) -> pa.Array:
     """Convert the array of an Arrow field to the type of a codec."""
-    if pa.types.is_null(array.type):
+    if pa.types.is_null(array.type):  # other tools write it for a column in which every value is missing
         return pa.nulls(len(array), codec.type)
     if _is_embedded(codec, array.type):
         array = extract_bytes(
@@ -159,10 +171,11 @@ def _conform(codec: ArrowCodec, array: pa.Array, field: pa.Field, schema: Schema
         items = _conform(codec.item, _flatten(array), array.type.value_field, schema)
         if items.null_count:
             raise DecodeError(f"{codec.path}: a document in an array is null.")
-        sizes = _compute().list_value_length(array).fill_null(0)
+        sizes = arrow_compute().list_value_length(array).fill_null(0)
         return codec.from_items(items, to_offsets(sizes), array_validity(array))
     if codec.can_read(field):
         return codec.to_own_type(array)
+    # From here on, the fastest way that keeps all values: no copy, then one copy, then Python objects row by row.
     if isinstance(codec, TensorCodec) and read_extension(field) is None:
         fixed = codec.from_lists(array)
         if fixed is not None:
@@ -201,7 +214,7 @@ def is_embedded_type(arrow_type: pa.DataType) -> bool:
 
 def extract_bytes(array: pa.Array, error: str) -> pa.Array:
     """Return the content of embedded files; raise a DecodeError if some have only a path."""
-    content = _compute().struct_field(array, "bytes")
+    content = arrow_compute().struct_field(array, "bytes")
     if content.null_count > array.null_count:
         raise DecodeError(error)
     return content
@@ -253,6 +266,7 @@ def _to_column(codec: ArrowCodec, array: pa.Array, stored: pa.Field, schema: Sch
         return ObjectColumn(field, array.cast(pa.string() if field.kind is FieldKind.TEXT else pa.binary()).to_pylist())
     if field.kind is FieldKind.ENUM and extension == "quire.enum":
         return ObjectColumn(field, [None if name is None else field.type[name] for name in array.to_pylist()])
+    # Everything else becomes Python objects, which pydantic validates: only it knows what a field of the class takes.
     values = _to_objects(array)
     if JSON_TEXT.items() <= (stored.metadata or {}).items():
         values = [None if value is None else json.loads(value) for value in values]
@@ -350,6 +364,7 @@ def _read_tensor(row: bytes, details: Mapping[str, Any]) -> NDArray[Any]:
 def _from_arrow_tensors(array: pa.Array) -> list[Any]:
     """Return the rows of Arrow's own tensors, whose axes may be stored in another order than they are named."""
     arrow_type, storage = array.type, array.storage
+    # A slice shares the values of the whole array, so those before its offset are skipped.
     size = storage.type.list_size
     flat = _to_numbers(storage.values)[storage.offset * size :]
     rows = flat[: len(array) * size].reshape(len(array), *arrow_type.shape)
@@ -364,11 +379,12 @@ def _from_lists(array: pa.Array) -> list[Any]:
     if not is_list_type(array.type):  # tensors without an axis
         numbers = iter(_to_numbers(array.drop_null()))
         return [np.array(next(numbers)) if is_valid else None for is_valid in array.is_valid().to_pylist()]
+    # Without nulls and with one length on each level, the numbers of all rows are one array, in the order of its axes.
     if not array.null_count and len(array):
         sizes: list[int] = []
         level = array
         while is_list_type(level.type) and not level.null_count:
-            lengths = np.asarray(_compute().list_value_length(level))
+            lengths = np.asarray(arrow_compute().list_value_length(level))
             if len(lengths) == 0 or (lengths != lengths[0]).any():
                 break
             sizes.append(int(lengths[0]))
@@ -397,7 +413,7 @@ def _to_numbers(array: pa.Array) -> NDArray[Any]:
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     if numbers.dtype.kind not in "biuf":
         raise TensorError(f"{array.type} is not a number.")
-    copied: NDArray[Any] = numbers.copy()
+    copied: NDArray[Any] = numbers.copy()  # memory of Arrow is read-only, and users change tensors in place
     return copied
 
 
@@ -413,11 +429,6 @@ def _from_bytes(field: Field, row: bytes, dtype: np.dtype[Any] | None, path: str
         return image
     channels_first = np.ascontiguousarray(image.transpose(2, 0, 1))
     return channels_first if field.spec.fits(channels_first.shape, image.dtype.name) else image
-
-
-def _compute() -> Any:
-    """Import Arrow's compute functions, which takes longer than opening a dataset of quire, where none is needed."""
-    return import_module("pyarrow.compute")
 
 
 # --- classes for Arrow schemas
@@ -438,7 +449,7 @@ _SIMPLE_TYPES: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_decimal, Decimal),
 )
 JSON_TEXT = {b"quire.json": b"true"}
-"""The metadata of an Arrow field of texts that quire has made of values without a type in the format that it wrote."""
+"""The metadata of an Arrow field of JSON texts: values for which the format that quire wrote has no type."""
 HAS_NULLS = {b"quire.has_nulls": b"true"}
 """The metadata of an Arrow field whose data is known to have nulls: a list of such items is not a tensor."""
 
@@ -447,6 +458,29 @@ class Row(BaseDocument):
     """The base of classes for data without an id."""
 
     id: ClassVar[None] = None  # type: ignore[assignment,misc]
+
+
+def narrow_class(schema: Schema, paths: Iterable[FieldPath]) -> type[Any]:
+    """Make a class with the fields at some paths, for a copy of these columns; nested classes are narrowed as well."""
+    below: dict[str, list[FieldPath]] = {}
+    for name, *rest in paths:
+        below.setdefault(name, []).append(tuple(rest))
+    document_type = schema.document_type
+    fields: dict[str, Any] = {}
+    for field in schema.fields:
+        if field.name not in below:
+            continue
+        info = document_type.model_fields[field.name]
+        annotation = info.annotation
+        if () not in below[field.name] and not field.recursive:  # a field that is not nested has no paths below it
+            annotation = narrow_class(field.document_type.document_schema(), below[field.name])
+            if field.kind is FieldKind.DOCUMENTS:
+                annotation = field.type._origin[annotation]
+            if field.nullable:
+                annotation = annotation | None
+        fields[field.name] = annotation, info
+    base = BaseDocument if "id" in fields else Row
+    return register_class(create_model(document_type.__name__, __base__=base, **fields))
 
 
 def loaded_class(schema: pa.Schema) -> type[Any] | None:
@@ -528,7 +562,8 @@ def _plain_annotation(arrow_type: pa.DataType, name: str) -> Any:
         return _plain_annotation(arrow_type.value_type, name)
     if pa.types.is_struct(arrow_type):
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
-        return datetime if [f.name for f in fields] == ["at", "zone"] else class_from_arrow(fields, name)
+        is_datetime = [f.name for f in fields] == ["at", "zone"]  # as `DatetimeCodec` stores them
+        return datetime if is_datetime else class_from_arrow(fields, name)
     if pa.types.is_map(arrow_type):
         return dict[_plain_annotation(arrow_type.key_type, name), Any]  # type: ignore[misc]
     if is_list_type(arrow_type):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from quire.errors import DecodeError, OptionError
 from quire.schema import FieldPath, join_path
-from quire.storage._arrow_codec import ArrowCodec, NumberCodec
+from quire.storage._arrow_codec import ArrowCodec, NumberCodec, arrow_compute
 from quire.storage._layout import Layout
 from quire.storage._nested_codecs import DocumentCodec, ListCodec, OffsetsCodec
 from quire.storage._row_locations import RowLocations
@@ -50,19 +49,13 @@ class ElementRanges(NamedTuple):
 
 def find_codec(layout: Layout, path: FieldPath) -> tuple[ArrowCodec, int]:
     """Return the codec of a field, also inside of nested documents, and the number of its column in the layout."""
-    codecs, column = layout.codecs, 0
-    for depth, name in enumerate(path):
-        place = next((place for place, codec in enumerate(codecs) if codec.field.name == name), None)
-        if place is None:
-            raise OptionError(f"{join_path(path)!r} is not among the columns that the dataset reads.")
-        column = place if depth == 0 else column
-        codec = codecs[place]
-        if depth == len(path) - 1:
-            return codec, column
-        if not isinstance(codec, DocumentCodec):
-            break
-        codecs = codec.codecs
-    raise OptionError(f"{join_path(path)!r} is inside of {join_path(path[: depth + 1])!r}, which is not a document.")
+    codec = layout.find_codec(path)
+    if codec is None:
+        raise OptionError(
+            f"{join_path(path)!r} is not among the columns that the dataset reads, or not in a document: columns in "
+            "arrays of documents have several values for each row."
+        )
+    return codec, [each.field.name for each in layout.codecs].index(path[0])
 
 
 def has_lengths(codec: ArrowCodec) -> bool:
@@ -87,12 +80,7 @@ def stored_lengths(codecs: Sequence[ArrowCodec], batch: Any, above: FieldPath = 
 
 def _child(array: pa.Array, name: str) -> pa.Array:
     """Return a field of a struct, with a null where the struct itself is null."""
-    return _compute().struct_field(array, [array.type.get_field_index(name)])
-
-
-def _compute() -> Any:
-    """Import Arrow's compute functions, which takes longer than opening a dataset of quire, where none is needed."""
-    return import_module("pyarrow.compute")
+    return arrow_compute().struct_field(array, [array.type.get_field_index(name)])
 
 
 def lengths_at(layout: Layout, path: FieldPath, batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -105,7 +93,7 @@ def lengths_at(layout: Layout, path: FieldPath, batch: pa.RecordBatch) -> NDArra
 
 def measure_array(codec: ArrowCodec, array: pa.Array) -> NDArray[np.int64]:
     """Return the length of each row of an array of the codec."""
-    pc = _compute()
+    pc = arrow_compute()
     if isinstance(codec, TensorCodec):
         lengths = np.full(len(array), codec.shape[0], np.int64)
     elif isinstance(codec, RaggedTensorCodec):

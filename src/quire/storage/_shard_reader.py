@@ -146,14 +146,16 @@ class ShardReader:
         where = "" if shard.xxh3 else self.folder.url
         return cache_key("2", where, *shard.identity, *self._conversion(shard))
 
-    def _conversion(self, shard: Shard) -> tuple[str, str]:
+    def _conversion(self, shard: Shard) -> tuple[str, ...]:
         """Return what identifies the conversion of a shard to the layout.
 
-        Where the shard is in another layout, the aliases and defaults of the class matter as well.
+        Where the shard is in another layout, the aliases and defaults of the class matter as well. A copy of what was
+        not verified may hold damaged values with a valid checksum of its own: it is never shared with other readers.
         """
         layout, whole = self.layout, self.layout.schema.document_type.document_schema()
         is_same = shard.layout in (layout.fingerprint, layout_fingerprint(whole))
-        return layout.fingerprint, "" if is_same else json_schema(layout.schema)
+        unverified = ("unverified",) if self.verify == "never" else ()
+        return layout.fingerprint, "" if is_same else json_schema(layout.schema), *unverified
 
     def conversion(self, shard: Shard) -> str:
         """Return a text that identifies the conversion of a shard to the layout."""

@@ -203,6 +203,7 @@ class BlockFile:
         layout = read_message_layout(metadata)
         self.table.add_region(start, metadata)
         body = start + len(metadata)
+        # Where the buffers of each node begin. A node without buffers begins where the next one does.
         starts, number = list[int](), 0
         for node in self._nodes:
             starts.append(layout.buffers[number][0] if number < len(layout.buffers) else layout.body_bytes)
@@ -254,6 +255,7 @@ class BlockFile:
         self.table.names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         for number, group in enumerate(groups):
             chunks = [group.column(i) for i in range(group.num_columns)]
+            # A column chunk begins with its dictionary page, if it has one: `data_page_offset` is after that.
             starts = [
                 int(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset)
                 for chunk in chunks
@@ -410,10 +412,14 @@ def _leaves(field: pa.Field, path: tuple[str, ...]) -> Iterator[tuple[str, pa.Fi
 # --- alignment of tensors in Arrow files
 
 _LINE = 64
+"""The bytes of a cache line."""
 _STEP = 8
+"""The alignment of buffers in Arrow files: metadata of one more byte moves them by none or by 8."""
 _LARGE = 1 << 12
+"""Tensors of at least this number of bytes are aligned."""
 _PADDING_KEY = "quire.padding"
 _MAGIC_BYTES = 8
+"""'ARROW1' and two bytes of padding, at the beginning of a file."""
 
 
 class AlignedWriter:
@@ -438,6 +444,8 @@ class AlignedWriter:
         if not self._columns or not len(batch):
             self._writer.write_batch(batch)
             return
+        # The trial below writes a whole file, with its header, and this batch is written at another place of the file:
+        # `start` is the difference. Before the first batch, pyarrow has not written the header yet.
         start = (self._file.tell() or self._header) - self._header
         self._padding = self._choose_padding(batch, start)
         self._writer.write_batch(batch, custom_metadata=_padding_metadata(self._padding))

@@ -82,8 +82,12 @@ def convert_array(array: pa.Array, target: pa.DataType) -> pa.Array:
         return array.view(target)
     if _types.is_struct(source) and _types.is_struct(target):
         return _convert_struct(array, target)
-    if is_list_type(source) and is_list_type(target):
-        return _convert_list(array, target)
+    if _types.is_list(source) and _types.is_list(target):  # the same offsets, with other items
+        validity, offsets = array.buffers()[:2]
+        items = convert_array(array.values, target.value_type)
+        return pa.Array.from_buffers(target, len(array), [validity, offsets], -1, array.offset, children=[items])
+    if is_list_type(source) and is_list_type(target):  # lists of one length, and long lists
+        return array.cast(pa.list_(source.value_field)).cast(target)
     return array.cast(target)
 
 
@@ -120,6 +124,7 @@ def _to_fixed_width(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert the fields of a struct by name: Spark may have some of them, in another order."""
     fields = [target.field(i) for i in range(target.num_fields)]
     places = [array.type.get_field_index(field.name) for field in fields]
     if -1 in places:
@@ -128,14 +133,6 @@ def _convert_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not children:
         return array
     return pa.Array.from_buffers(target, len(array), [_own_bitmap(array)], children=children)
-
-
-def _convert_list(array: pa.Array, target: pa.DataType) -> pa.Array:
-    if not (_types.is_list(array.type) and _types.is_list(target)):
-        return array.cast(pa.list_(array.type.value_field)).cast(target)  # lists of one length, and long lists
-    validity, offsets = array.buffers()[:2]
-    items = convert_array(array.values, target.value_type)
-    return pa.Array.from_buffers(target, len(array), [validity, offsets], -1, array.offset, children=[items])
 
 
 def _own_bitmap(array: pa.Array) -> pa.Buffer | None:

@@ -102,6 +102,8 @@ class TensorCodec(ArrowCodec):
 
     def _stack(self, column: Column) -> tuple[NDArray[Any], Validity]:
         """Return the tensors of all rows as one array, without a copy where the column has it."""
+        # Columns of batches have one shape already. Others, of documents or of padded tensors, are copied row by row;
+        # zeros stand where a row has no value.
         if isinstance(column, TensorColumn) and column.shapes is None:
             array = self._to_numpy(column.framework, column.data, "the batch")
             if array.shape[1:] == self.shape:
@@ -136,7 +138,9 @@ class TensorCodec(ArrowCodec):
             if level.null_count and not is_outer:
                 return None
             level, is_outer = level.values.slice(level.offset * size, len(level) * size), False
-        is_own = not pa.types.is_boolean(level.type) and level.type == _arrow_type_of(self.dtype)
+        # Booleans do not fit: Arrow has bits for them, and a tensor bytes.
+        is_number = pa.types.is_integer(level.type) or pa.types.is_floating(level.type)
+        is_own = is_number and np.dtype(level.type.to_pandas_dtype()) == self.dtype
         if self.storage != "fixed" or is_outer or level.null_count or not is_own:
             return None
         width = self.dtype.itemsize
@@ -152,6 +156,7 @@ class TensorCodec(ArrowCodec):
             raise self.encode_error(error) from error
 
     def locate_own(self, array: pa.Array) -> list[int]:
+        # A reader's layout always has the storage 'fixed': data in another storage is converted when a shard is opened.
         return [address_of(array.buffers()[1]) + array.offset * self.width]
 
     def own_data_parts(self) -> list[tuple[int, int]]:
@@ -179,13 +184,6 @@ class TensorCodec(ArrowCodec):
     def read_ahead(self, rows: RowLocations, counts: NDArray[np.int64]) -> None:
         """Let the system read `counts` rows from each of these on."""
         read_ahead(rows.part(self.first + 1) + rows.positions * self.width, counts * self.width)
-
-
-def _arrow_type_of(dtype: np.dtype[Any]) -> pa.DataType | None:
-    try:
-        return pa.from_numpy_dtype(dtype)
-    except pa.ArrowNotImplementedError:  # bfloat16 and other short floats, complex numbers
-        return None
 
 
 class ComplexCodec(TensorCodec):

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from quire.array import Query, compile_filter, find_column, hash_fraction
+from quire.array import Query, compile_filter, find_column, hash_fraction, whole_number
 from quire.columns import Columns
 from quire.errors import OptionError
-from quire.schema import FieldPath, join_path, parse_path
-from quire.storage._arrow_codec import ArrowCodec
+from quire.schema import join_path, parse_path
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
 from quire.storage._layout import Layout, Paths, json_schema, layout_fingerprint, paths_within
 from quire.storage._manifest import Shard
-from quire.storage._nested_codecs import DocumentCodec
 from quire.storage._remote_blocks import read_columns
 from quire.storage._shard_reader import ShardReader
+from quire.tensors import describe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,10 +44,13 @@ class Split:
     index: int
 
     def __post_init__(self) -> None:
-        if min(self.fractions, default=-1) < 0 or sum(self.fractions) > 1 + 1e-9:
-            raise OptionError(f"fractions are parts of 1, got {self.fractions}.")
-        if not 0 <= self.index < len(self.fractions):
-            raise OptionError(f"index is one of the {len(self.fractions)} fractions, got {self.index}.")
+        fractions: Any = self.fractions
+        if not isinstance(fractions, (tuple, list)) or not all(isinstance(part, (int, float)) for part in fractions):
+            raise OptionError(f"fractions are the sizes of all parts, as in (0.9, 0.1), got {describe(fractions)}.")
+        if min(fractions, default=-1) < 0 or sum(fractions) > 1 + 1e-9:
+            raise OptionError(f"fractions are parts of 1, got {fractions}.")
+        if not 0 <= whole_number("index", self.index) < len(fractions):
+            raise OptionError(f"index is one of the {len(fractions)} fractions, got {self.index}.")
 
     def rows(self, columns: Columns) -> NDArray[np.int64]:
         """Return the positions of the rows that belong to the part."""
@@ -77,6 +79,8 @@ def matching_rows(
     shards = list(shards)
     schema = reader.layout.schema.document_type.document_schema()
     query = where if isinstance(where, Split) else compile_filter(where, schema)
+    if isinstance(query, Split):
+        schema.resolve(parse_path(query.path))  # raises for a field that does not exist
     query_paths = [parse_path(query.path)] if isinstance(query, Split) else query.paths
     paths = paths_within(schema, query_paths, columns) or columns
     name = _cache_name(where) if rows is None and paths == (query_paths or None) else None
@@ -85,7 +89,9 @@ def matching_rows(
     # Rows are validated when they are read, so the result depends on the aliases and defaults of the class as well.
     parts = [part for shard in shards for part in shard.identity]
     parts += [layout_fingerprint(schema), json_schema(schema)]
-    key = cache_key("rows of queries 2", reader.folder.url, name, *parts)
+    if reader.verify == "never":  # damaged values may have matched: other readers do not use the result
+        parts.append("unverified")
+    key = cache_key("rows of queries 3", reader.folder.url, name, *parts)
     for _ in range(2):
         with reader.cache.open(
             key, lambda target: _save_rows(target, _find_rows(reader, shards, query, paths))
@@ -113,7 +119,7 @@ def _load_rows(content: bytes) -> NDArray[np.int64] | None:
 def _cache_name(where: Where) -> str | None:
     """Return a text that identifies a filter; None for functions, and for values that JSON does not have."""
     if isinstance(where, Split):
-        return f"{where!r} by canonical value"  # an earlier version cached results of another hash as repr(where)
+        return f"{where!r} by canonical value 2"  # earlier versions cached results of other hashes
     try:
         return None if callable(where) else json.dumps(where, sort_keys=True)
     except TypeError:
@@ -175,23 +181,13 @@ def _bounds(query: Query, layout: Layout) -> list[_Bound]:
     for path, name, values in query.conditions():
         # Minima and maxima of stored values rule out a condition only if values compare as the stored ones do. Enums
         # that are stored by name do not, for instance.
-        codec = _find_codec(layout, path)
+        codec = layout.find_codec(path)
         if codec is None or not codec.keeps_order:
             continue
         forms = [form for value in values for form in codec.to_statistics(value)]
         if name == "$in" or len(forms) == 1:
             bounds.append(_Bound(join_path(path), name, forms))
     return bounds
-
-
-def _find_codec(layout: Layout, path: FieldPath) -> ArrowCodec | None:
-    """Return the codec of the field at a path through documents."""
-    codecs: Sequence[ArrowCodec] = layout.codecs
-    codec: ArrowCodec | None = None
-    for name in path:
-        codec = next((child for child in codecs if child.field.name == name), None)
-        codecs = codec.codecs if isinstance(codec, DocumentCodec) else ()
-    return codec
 
 
 def _may_match(group: pq.RowGroupMetaData, bounds: Sequence[_Bound]) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire.tensors._convert import to_framework
 from quire.tensors._framework import DTypeObject, Framework, Tensor, arrays_equal, cast_numbers, common_dtype
-from quire.tensors._json import tensor_from_json, tensor_to_json
+from quire.tensors._json import plain_json_tensors, tensor_from_json, tensor_to_json
 from quire.tensors._pickling import pickle_reducers, to_picklable
 from quire.tensors._registry import FRAMEWORKS, framework_of, framework_of_type, get_framework, stored_framework
 from quire.tensors._spec import DTYPES, TensorSpec, dtype_name, format_shape
@@ -72,6 +72,7 @@ __all__ = [
     "get_framework",
     "native_tensor_type",
     "pickle_reducers",
+    "plain_json_tensors",
     "plain_tensor_type",
     "stored_framework",
     "tensor_from_json",

@@ -119,6 +119,10 @@ class Framework(ABC):
         """Return a function that makes tensors like `value` on the memory of copies of its `view_memory`."""
         raise TensorError(f"{self.name} makes no tensors on the memory of arrays here.")
 
+    def stack_for_gathering(self, values: Sequence[Any]) -> Tensor:
+        """Stack tensors whose rows will be gathered many times, in memory that suits it best."""
+        return self.stack(values)
+
     def stack_into(self, values: Sequence[Any], out: Tensor) -> Tensor:
         """Stack tensors of one shape and dtype into a tensor, and return it; into a new one if it is None."""
         raise TensorError(f"{self.name} stacks no tensors into others here.")
@@ -266,6 +270,7 @@ def _types_in(values: Any) -> set[type]:
     """Return the types of all items of nested lists."""
     level: list[Any] = [[values]]
     types: set[type] = set()
+    # Level by level, since numpy has at most 64 axes: the time is linear, and no recursion follows hostile nesting.
     for _ in range(MAX_DEPTH):
         level_types = set(map(type, chain.from_iterable(level)))
         types |= level_types

@@ -4,6 +4,7 @@
 
 With "encoding": "base64" the data is base64 of the bytes, in row-major order and little-endian.
 A sparse tensor also has its `layout` and `indices`. Complex numbers are [real, imaginary].
+The plain form is the data alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import base64
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +31,26 @@ if TYPE_CHECKING:
 
 _MAX_EMPTY = 10_000_000
 """Items or bytes that a tensor may allocate beyond its data: a short text must not exhaust the memory."""
+_default_form: ContextVar[str] = ContextVar("quire_json_tensors", default="lists")
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def tensor_to_json(value: Tensor, form: str = "lists") -> dict[str, Any]:
-    """Convert a tensor to plain JSON values: nested lists, or 'base64' (text and sparse tensors stay lists)."""
+@contextmanager
+def plain_json_tensors() -> Iterator[None]:
+    """Write tensors as plain nested lists inside the block, where the serialization context names no form."""
+    token = _default_form.set("plain")
+    try:
+        yield
+    finally:
+        _default_form.reset(token)
+
+
+def tensor_to_json(value: Tensor, form: str | None = None) -> object:
+    """Convert a tensor to plain JSON values, in the default form unless one is passed.
+
+    Forms are 'lists', 'base64' (text and sparse tensors stay lists), and 'plain' (sparse tensors stay objects).
+    """
+    form = form or _default_form.get()
     framework = framework_of(value)
     if framework is None:
         raise TensorError(f"{type(value).__name__} is not a tensor.")
@@ -41,7 +59,8 @@ def tensor_to_json(value: Tensor, form: str = "lists") -> dict[str, Any]:
     if form == "base64" and not framework.is_sparse(value) and _has_bytes(dtype):
         return {**head, "encoding": "base64", "data": _to_base64(framework.to_numpy(value))}
     if not framework.is_sparse(value):
-        return {**head, "data": _to_lists(framework.to_numpy(value), dtype)}
+        data = _to_lists(framework.to_numpy(value), dtype)
+        return data if form == "plain" else {**head, "data": data}
     indices, values = framework.to_coo(value)
     return {**head, "layout": framework.layout(value), "indices": indices.tolist(), "data": _to_lists(values, dtype)}
 
@@ -75,6 +94,8 @@ def _sparse_parts(content: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[N
     sizes = np.array(shape[: len(rows)], np.int64).reshape(-1, 1)
     if len(rows) > len(shape) or (indices < 0).any() or (indices >= sizes).any():
         raise TensorError("an index is outside of the shape")
+    # COO has memory for its entries only. Other layouts also have an array along an axis ('csr'), or one of the whole
+    # axis for each diagonal ('dia'), so that a short text could allocate much.
     if (
         not str(content["layout"]).endswith("coo")
         and max(shape) * (entries if "dia" in content["layout"] else 1) > _MAX_EMPTY
@@ -131,6 +152,7 @@ def _to_lists(array: NDArray[Any], dtype: str) -> object:
         array = array.astype(np.float32)
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return array.tolist()
+    # JSON has no numbers for these, and pydantic would write them as null.
     words = array.astype(object)
     for word, number in _NOT_FINITE.items():
         words[np.isnan(array) if word == "NaN" else array == number] = word
@@ -153,6 +175,7 @@ def _from_lists(data: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         array = np.vectorize(_parse_number, otypes=[np.float64])(array)
     if numpy_dtype.kind != "c":
         return cast_numbers(_check_shape(array, shape), numpy_dtype)
+    # A complex number is a list of its real and its imaginary part, which is how numpy stores it.
     pairs = np.ascontiguousarray(_check_shape(array, (*shape, 2)), np.float64)
     return cast_numbers(pairs.view(np.complex128)[..., 0], numpy_dtype)
 
@@ -173,6 +196,7 @@ def _from_base64(content: Mapping[str, Any], shape: tuple[int, ...]) -> NDArray[
     if not isinstance(data, str) or not isinstance(name, str) or not _has_bytes(name):
         raise TensorError(f"there is no base64 form of dtype {name!r} with data of {type(data).__name__}")
     dtype = common_dtype(name)
+    # The size of the data follows from the length of the text: 4 characters are 3 bytes, except for the padding.
     expected, actual = math.prod(shape) * dtype.itemsize, len(data) // 4 * 3 - data[-2:].count("=")
     if min(shape, default=0) < 0 or actual != expected:  # checked before anything is allocated
         raise TensorError(f"the data has {actual} bytes, and {name} {format_shape(shape)} has {expected}")

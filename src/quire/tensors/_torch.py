@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 _CARRIERS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """Types that numpy and torch share, by item size: bfloat16 and float8 are viewed as these between the two."""
 
+_LACKING = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and (dtype is torch.bfloat16 or (dtype.is_floating_point and dtype.itemsize == 1))
+)
+"""The types that numpy does not have: bfloat16 and float8."""
+
 _SERIAL_SIZE = 32_768
 """The number of elements up to which torch itself uses one thread."""
 
@@ -43,9 +50,8 @@ _LAYOUTS = {
 }
 
 
-@cache
+@cache  # numpy composes the name of a dtype anew each time, which takes longer than the rest of `from_numpy`
 def _is_ml_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return whether numpy has the dtype from ml_dtypes."""
     return bool(dtype.name.startswith(("bfloat", "float8")))
 
 
@@ -71,7 +77,7 @@ class TorchFramework(Framework):
         return str(value.device)
 
     def shape(self, value: Tensor) -> tuple[int, ...]:
-        if value.is_nested:
+        if value.is_nested:  # its parts may differ in all other axes: torch has symbols for their sizes, or none
             return (value.size(0), *(-1,) * (value.dim() - 1))
         return tuple(value.shape)
 
@@ -81,6 +87,7 @@ class TorchFramework(Framework):
     def to_coo(self, value: Tensor) -> tuple[NDArray[np.int64], NDArray[Any]]:
         if value.is_nested or value.layout not in _LAYOUTS:
             raise TensorError(f"a torch tensor of layout {self.layout(value)} has no COO form here.")
+        # Coalesced entries are sorted, and each index occurs once: equal tensors have equal parts and equal bytes.
         coo = value.detach().to_sparse_coo().coalesce()
         return coo.indices().cpu().numpy(), self.to_numpy(coo.values())
 
@@ -100,6 +107,7 @@ class TorchFramework(Framework):
             array: NDArray[Any] = value.detach().view(carrier).numpy(force=True)
             return array.view(common_dtype(self.dtype(value)))
         try:
+            # `force` also detaches, copies from a device, and resolves the lazy bits of conjugated tensors.
             plain: NDArray[Any] = value.numpy(force=True)
         except TypeError as error:  # complex32, quantised
             raise TensorError(f"numpy has no dtype {self.dtype(value)!r}.") from error
@@ -119,21 +127,28 @@ class TorchFramework(Framework):
         # A worker process of a DataLoader sends the batch through shared memory, so it is stacked there at once.
         if torch.utils.data.get_worker_info() is None or values[0].requires_grad or not values[0].is_cpu:
             return self.stack_into(values, None)
-        return self.stack_into(values, _empty_shared((len(values), *values[0].shape), values[0].dtype))
+        shape, dtype = (len(values), *values[0].shape), values[0].dtype
+        storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
+        return self.stack_into(values, torch.empty(0, dtype=dtype).set_(storage).view(shape))
 
     def stack_into(self, values: Sequence[Any], out: Tensor) -> Tensor:
+        # numpy casts and broadcasts where torch raises an error, so it only gets tensors of one shape and dtype.
         if values[0].numel() > _SERIAL_SIZE and len({(value.shape, value.dtype) for value in values}) == 1:
             arrays = [_view_memory(value) for value in values]
             target = None if out is None else _view_memory(out)
             if all(array is not None for array in arrays):
                 stacked = np.stack(arrays, out=target)  # type: ignore[arg-type]
                 return _wrap_memory(stacked, values[0].dtype) if out is None else out
-        if out is None and (room := _empty_pages(values)) is not None:
-            try:
-                return torch.stack(values, out=room)  # type: ignore[arg-type]
-            except RuntimeError:  # a gradient, another device; several shapes raise the error once more
-                pass
         return torch.stack(values, out=out)  # type: ignore[arg-type]
+
+    def stack_for_gathering(self, values: Sequence[Any]) -> Tensor:
+        room = _empty_huge_pages(values)
+        if room is None:
+            return self.stack(values)
+        try:
+            return self.stack_into(values, room)
+        except RuntimeError:  # a gradient, another device; several shapes raise the error once more
+            return self.stack(values)
 
     def concat(self, columns: Sequence[Any]) -> Tensor:
         if any(column.numel() > _SERIAL_SIZE for column in columns) and len({column.dtype for column in columns}) == 1:
@@ -155,8 +170,8 @@ class TorchFramework(Framework):
             positions = torch.from_numpy(indices)
             return column.index_select(0, positions if column.is_cpu else positions.to(column.device))
         # `take` would copy the whole of a source that is not contiguous.
-        rows = source.take(indices, axis=0) if source.flags.c_contiguous else source[indices]
-        return _wrap_memory(rows, column.dtype)
+        rows = source.take(indices, 0) if source.flags.c_contiguous else source[indices]
+        return _wrap_memory(rows, column.dtype) if column.dtype in _LACKING else torch.from_numpy(rows)
 
     def take_into(self, column: Tensor, indices: NDArray[np.int64], out: Tensor) -> Tensor:
         source, target = _view_memory(column), _view_memory(out)
@@ -197,6 +212,7 @@ class TorchFramework(Framework):
         native, size = self.native_dtype(dtype), math.prod(shape)
         if size <= _SERIAL_SIZE or (like is not None and not like.is_cpu):
             return torch.zeros(shape, dtype=native, device=None if like is None else like.device)
+        # numpy gets zeroed pages from the system when they are first written; torch would write them here.
         return torch.from_numpy(np.zeros(size * native.itemsize, np.uint8)).view(native).view(shape)
 
     def pin(self, value: Tensor) -> Tensor:
@@ -245,6 +261,7 @@ class TorchFramework(Framework):
         return _wrap_memory(array, value.dtype)
 
     def copy(self, value: Tensor, memo: dict[int, Any]) -> Tensor:
+        # torch refuses to deep-copy the result of an operation that has a gradient, and some sparse layouts.
         if value.is_leaf and value.layout in (torch.strided, torch.sparse_coo, torch.jagged):
             return super().copy(value, memo)
         return memo.setdefault(id(value), value.detach().clone().requires_grad_(value.requires_grad))
@@ -291,12 +308,11 @@ def _view_memory(value: torch.Tensor) -> NDArray[Any] | None:
     if type(value) is not torch.Tensor:
         return None
     try:
-        array: NDArray[Any] = (
-            value.view(_CARRIERS[value.dtype.itemsize][0]) if _numpy_lacks(value.dtype) else value
-        ).numpy()
+        if value.dtype in _LACKING:
+            value = value.view(_CARRIERS[value.dtype.itemsize][0])
+        return value.numpy()
     except (RuntimeError, TypeError):  # a device, a gradient, a layout, complex32, quantized, conjugated, inside vmap
         return None
-    return array
 
 
 def _wrap_memory(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -305,11 +321,13 @@ def _wrap_memory(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     return tensor.view(dtype) if _numpy_lacks(dtype) else tensor
 
 
-def _empty_pages(values: Sequence[Any]) -> torch.Tensor | None:
+def _empty_huge_pages(values: Sequence[Any]) -> torch.Tensor | None:
     """Return memory for a stack of many tensors of one dtype in huge pages; None if it is small.
 
     numpy asks the system for huge pages, torch does not. Gathering random rows of 12 KiB takes a fifth less time from
-    them: with pages of 4 KiB, the processor has to look up the address of each page, mostly from main memory.
+    them: with pages of 4 KiB, the processor has to look up the address of each page, mostly from main memory. But huge
+    pages may take twice as long to fill at first: the system has to find free ones, and in a virtual machine the host
+    may have to provide the memory once more. So they are for columns that are gathered from in every epoch.
     """
     first = values[0]
     size = len(values) * first.nbytes if first.is_cpu and _is_plain(first) else 0
@@ -323,12 +341,6 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
     array = _view_memory(value.detach())
     copied = value.detach().clone() if array is None else _wrap_memory(array.copy(order="K"), value.dtype)
     return copied.requires_grad_(value.requires_grad)
-
-
-def _empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Create a tensor in shared memory, which a worker process of a DataLoader passes on without a copy."""
-    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 # --- pickles
@@ -381,6 +393,7 @@ class _Storage:
 
 @cache
 def _is_pickled_untyped(dtype: torch.dtype) -> bool:
+    # Which dtypes these are depends on the version of torch, so it is asked.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # complex32 is experimental
         arguments = torch.empty(0, dtype=dtype).__reduce_ex__(2)[1]  # type: ignore[no-untyped-call]
@@ -389,10 +402,6 @@ def _is_pickled_untyped(dtype: torch.dtype) -> bool:
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def _reduce_shared(stand_in: _StandIn) -> tuple[Any, tuple[Any, ...]]:
-    return _identity, (stand_in.tensor,)  # ForkingPickler sends a handle to the shared storage, so nothing is copied
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
@@ -409,7 +418,7 @@ def _load_storage(content: bytes) -> Any:
 
 
 def _numpy_lacks(dtype: torch.dtype) -> bool:
-    return dtype is torch.bfloat16 or (dtype.is_floating_point and dtype.itemsize == 1)
+    return dtype in _LACKING
 
 
 def _parts(value: torch.Tensor) -> list[torch.Tensor]:
@@ -442,6 +451,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-ForkingPickler.register(_StandIn, _reduce_shared)
+# ForkingPickler sends a handle to the shared storage, so nothing is copied.
+ForkingPickler.register(_StandIn, lambda stand_in: (_identity, (stand_in.tensor,)))
 TorchFramework.reducers = {torch.UntypedStorage: _reduce_storage}
 framework = TorchFramework()

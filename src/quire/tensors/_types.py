@@ -196,10 +196,10 @@ class TensorType(type):
         return cls.core_schema()
 
 
-def _serialize(value: Tensor, info: SerializationInfo) -> dict[str, Any]:
+def _serialize(value: Tensor, info: SerializationInfo) -> object:
     """Write a tensor as JSON, in the form that the serialization context states: `{'tensors': 'base64'}`."""
     context = info.context
-    return tensor_to_json(value, context.get("tensors", "lists") if isinstance(context, Mapping) else "lists")
+    return tensor_to_json(value, context.get("tensors") if isinstance(context, Mapping) else None)
 
 
 def _create_type(plain: TensorType, spec: TensorSpec) -> TensorType:
@@ -246,6 +246,8 @@ def describe(value: object) -> str:
     if framework is not None:
         shape, layout = format_shape(framework.shape(value)), framework.layout(value)
         return f"{framework.dtype(value)} {shape} of {framework.name}" + ("" if layout == "dense" else f", {layout}")
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     text = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) else ""
     return f"{type(value).__name__} {text[:40]}".strip()
 

@@ -39,7 +39,7 @@ from quire.typing._media_bytes import (
     TextBytes,
     VideoBytes,
 )
-from quire.typing._urls import AudioUrl, ImageUrl, Mesh3DUrl, PointCloud3DUrl, Schemes, TextUrl, VideoUrl
+from quire.typing._urls import AnyUrl, AudioUrl, ImageUrl, Mesh3DUrl, PointCloud3DUrl, Schemes, TextUrl, VideoUrl
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -72,6 +72,7 @@ else:
 __all__ = [
     "ID",
     "AnyTensor",
+    "AnyUrl",
     "AudioBytes",
     "AudioUrl",
     "DType",

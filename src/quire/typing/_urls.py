@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import copyreg
+import io
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, Union, cast, get_args, get_origin
 
+import numpy as np
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticSerializationUnexpectedValue, core_schema
 from typing_extensions import Self, Unpack
 
 from quire import _parametrize
-from quire.errors import SchemaError, UriError, check_options
-from quire.files import MAX_BYTES, FetchOptions, allowed_schemes, fetch, guess_type, open_seekable, scheme_of, too_large
+from quire._optional import require
+from quire.errors import DecodeError, OptionError, SchemaError, UriError, check_options
+from quire.files import (
+    MAX_BYTES,
+    FetchOptions,
+    allowed_schemes,
+    display_uri,
+    fetch,
+    guess_type,
+    open_seekable,
+    scheme_of,
+    too_large,
+)
 from quire.media import Clip, Frame, Mesh, Points, Sound
-from quire.tensors import Tensor
+from quire.tensors import Tensor, get_framework, to_framework
 from quire.typing import _decoding
 from quire.typing._decoding import (
     AudioOptions,
@@ -176,20 +189,47 @@ copyreg.pickle(UrlMeta, _reduce)
 # --- one class per medium
 
 
+class AnyUrl(Url):
+    """The URL of anything: `load_bytes()` reads it."""
+
+    __slots__ = ()
+
+
 class ImageUrl(Url):
     """The URL of an image."""
 
     __slots__ = ()
 
-    def load(self, framework: str | None = None, **options: Unpack[ImageOptions]) -> Tensor:
+    def load(
+        self, framework: str | None = None, *, axis_layout: Sequence[str] | None = None, **options: Unpack[ImageOptions]
+    ) -> Tensor:
         """Decode the image, or its first frame, to a tensor: uint8 of rows, columns and RGB.
 
-        `width` and `height` resize, and `channel_axis=0` puts the channels first. The tensor is a numpy array unless
-        `framework` is 'torch' or another. More than `max_pixels`, or more than Pillow allows, is a DecodeError. The
-        other options are those of `load_bytes`.
+        `width` and `height` resize, and `channel_axis=0` puts the channels first; `axis_layout` gives the order of all
+        axes, as ('C', 'H', 'W'). The tensor is a numpy array unless `framework` is 'torch' or another. More than
+        `max_pixels`, or more than Pillow allows, is a DecodeError. The other options are those of `load_bytes`.
         """
         fetching, decoding = _split_options(options, ImageOptions)
-        return _decoding.load_image(self.load_bytes(**fetching), self, framework, **decoding)
+        if axis_layout is None:
+            return _decoding.load_image(self.load_bytes(**fetching), self, framework, **decoding)
+        if sorted(axis_layout) != ["C", "H", "W"] or "channel_axis" in decoding:
+            raise OptionError(
+                f"axis_layout={axis_layout!r}: it is an order of 'C', 'H' and 'W', and replaces channel_axis."
+            )
+        image = _decoding.load_image(self.load_bytes(**fetching), self, None, **decoding)
+        image = np.ascontiguousarray(image.transpose(["HWC".index(axis) for axis in axis_layout]))
+        return image if framework is None else to_framework(image, get_framework(framework))
+
+    def load_pil(self, **fetching: Unpack[FetchOptions]) -> Any:
+        """Open the image with Pillow: a `PIL.Image.Image`, in the mode in which it is stored."""
+        image: Any = require("PIL.Image", extra="image", needed_for="load_pil()")
+        content = self.load_bytes(**fetching)
+        try:
+            opened = image.open(io.BytesIO(content))
+            opened.load()
+        except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+            raise DecodeError(f"{display_uri(self)}: it is not an image that can be read ({error}).") from error
+        return opened
 
 
 class AudioUrl(Url):

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from quire.errors import reject_unknown_options
+
 if TYPE_CHECKING:
     from quire.viewer._viewer import Viewer as Viewer
 
 __all__ = ["Viewer", "view"]
 
 
+@reject_unknown_options
 def view(
     source: Any, *, port: int = 0, files: bool = False, document_type: type[Any] | None = None, browser: bool = True
 ) -> Viewer:

@@ -60,22 +60,22 @@ class AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = dict(scope["headers"])
-        if headers.get(b"host", b"").lower() not in self._hosts:
+        hosts = {value.lower() for name, value in scope["headers"] if name == b"host"}
+        if not hosts or not hosts <= self._hosts:
             await _respond(send, 421, b"This address is not served here.", _PLAIN_TEXT)
         elif scope["method"] not in ("GET", "HEAD"):
             await _respond(send, 405, b"This server is read only.", _PLAIN_TEXT, (b"allow", b"GET, HEAD"))
         elif scope["path"] == "/" and b"token=" in scope["query_string"]:
-            await self._exchange_token(scope, headers, send)
-        elif scope["path"].startswith("/assets/") or self._has_session(headers):
+            await self._exchange_token(scope, send)
+        elif scope["path"].startswith("/assets/") or self._has_session(scope):
             await self._app(scope, receive, _add_security_headers(send))
         else:
             await _respond(send, 401, _CLOSED_PAGE, _HTML)
 
-    async def _exchange_token(self, scope: Scope, headers: dict[bytes, bytes], send: Send) -> None:
+    async def _exchange_token(self, scope: Scope, send: Send) -> None:
         """Set the session cookie if the token is valid, or if the browser has a session already (a reload)."""
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if not self._has_session(headers) and not (scope["method"] == "GET" and self._use_token(token)):
+        if not self._has_session(scope) and not (scope["method"] == "GET" and self._use_token(token)):
             await _respond(send, 401, _CLOSED_PAGE, _HTML)
             return
         cookie = f"{self._cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict".encode()
@@ -87,12 +87,16 @@ class AccessControl:
             self._tokens.discard(match or "")
         return match is not None
 
-    def _has_session(self, headers: dict[bytes, bytes]) -> bool:
-        # Cookies of other applications on this host arrive in the same header, because cookies do not depend on the
-        # port. `http.cookies.SimpleCookie` drops everything after a malformed one, so the header is split here.
-        cookies = headers.get(b"cookie", b"").decode("latin-1").split(";")
-        pairs = (cookie.strip().partition("=") for cookie in cookies)
-        return any(name == self._cookie and _is_equal(value, self._session) for name, _, value in pairs)
+    def _has_session(self, scope: Scope) -> bool:
+        # Cookies of other applications on this host arrive, too, because cookies do not depend on the port. Neither
+        # parser of the standard stack takes them all: `http.cookies.SimpleCookie` drops everything after a malformed
+        # one, and Starlette's keeps one of several cookies with the same name. A proxy may split them into several
+        # headers, and may add the quotes that RFC 6265 allows around a value.
+        cookies = b";".join(value for name, value in scope["headers"] if name == b"cookie").decode("latin-1").split(";")
+        pairs = [cookie.partition("=") for cookie in cookies]
+        values = [value.strip() for name, _, value in pairs if name.strip() == self._cookie]
+        unquoted = [value[1:-1] if value[:1] == value[-1:] == '"' else value for value in values]
+        return any(_is_equal(value, self._session) for value in unquoted)
 
 
 def _is_equal(first: str, second: str) -> bool:

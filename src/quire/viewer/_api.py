@@ -111,6 +111,7 @@ def make_app(viewed: ViewedDataset) -> FastAPI:
         status = 422 if isinstance(error, RequestError) else 404 if is_missing else 400
         return _json_response({"error": str(error), "position": getattr(error, "position", None)}, status)
 
+    # The page shows the message of any error: its only reader is the person who started the viewer.
     def respond_to_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001 - FastAPI's signature
         return _json_response({"error": f"Something went wrong in the viewer ({type(error).__name__}: {error})."}, 500)
 
@@ -223,7 +224,7 @@ class QueryParameters:
         """Return comma-separated integers."""
         parts = self.text(name, max_length=17 * max_count).split(",")
         if len(parts) > max_count:
-            raise RequestError(f"{name}: at most {max_count} are read, got {len(parts)}.")
+            raise RequestError(f"{name}: at most {max_count} numbers are accepted, got {len(parts)}.")
         return [QueryParameters({name: part}).integer(name) for part in parts]
 
     def text(self, name: str, default: str | None = None, *, max_length: int = 500) -> str:

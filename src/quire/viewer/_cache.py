@@ -43,5 +43,6 @@ class Cache(Generic[K, V]):
     def _put(self, key: K, value: V) -> None:
         with self._lock:
             self._values[key] = value
+            # At least one value stays, even if it alone is too large: it was asked for just now.
             while len(self._values) > 1 and sum(map(self._size, self._values.values())) > self._max_size:
                 self._values.popitem(last=False)

@@ -17,10 +17,11 @@ from quire.schema import Field, FieldKind, Schema, join_path, parse_path
 LONGEST = 2000
 """The maximum number of characters of a filter."""
 _DEEPEST = 20
-# A text between slashes is a regular expression only after ~, because words may contain slashes, too. `bad` is any
-# character that starts no other token, so that an error can point at it.
+# A text between slashes with spaces, quotes or parentheses is a regular expression only after an operator that looks
+# for text, because words may contain slashes, too. A slash ends it unless it is escaped or in brackets, as in
+# JavaScript. `bad` is any character that starts no other token, so that an error can point at it.
 _TOKEN = re.compile(
-    r"""(?<=~)\s*(?P<pattern>/(?:[^/\\]|\\.)+/)(?=[\s)]|$)
+    r"""(?:(?<=[~:])|(?<=\b(?i:contains)))\s*(?P<pattern>/(?:[^/\\[]|\\.|\[(?:[^\]\\]|\\.)*\])+/)(?=[\s)]|$)
       | \s*(?:
         (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
       | (?P<operator>!=|<>|<=|>=|==|!~|[=<>~(),:])
@@ -83,7 +84,7 @@ class _Parser:
         """Raise `FilterError` if tokens are left."""
         if token := self._peek():
             raise FilterError(
-                f"{token.text!r} comes after the end of a condition: join them by and, or or.", token.start
+                f"{token.text!r} comes after the end of a condition: join conditions with `and` or `or`.", token.start
             )
 
     def parse_or(self, depth: int) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class _Parser:
         """Read a value of the type of the column, or of the items of its lists."""
         token = self._next("a value")
         if token.kind == "operator":
-            raise FilterError(f"a value must come before {token.text!r}; quote it if it is one.", token.start)
+            raise FilterError(f"expected a value, got {token.text!r}; put it in quotes if you mean it.", token.start)
         text = _unquote(token)
         if field.kind is FieldKind.LIST and len(field.items) == 1:
             field = field.items[0]

@@ -165,6 +165,7 @@ _MAX_PIXELS = 100_000_000
 _LARGE_PIXELS = 12_000_000
 """Larger images are decoded one at a time, which limits the memory of concurrent requests."""
 _large_image_lock = threading.Lock()
+# Pillow reads dozens of formats. Decoders that hardly anybody uses are left out, since the data may be hostile.
 _PILLOW_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "AVIF")
 _PILLOW_ERRORS = (
     OSError,
@@ -184,7 +185,7 @@ _PALETTE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231
 
 
 def _load_pillow(module: str = "PIL.Image") -> ModuleType:
-    return require(module, extra="view", needed_for="looking at images")
+    return require(module, extra="view", needed_for="showing images")
 
 
 def render_image(content: bytes, size: int) -> Content:
@@ -195,12 +196,12 @@ def render_image(content: bytes, size: int) -> Content:
         formats = [name for name in _PILLOW_FORMATS if name in pillow.OPEN or pillow.init()]
         with pillow.open(io.BytesIO(content), formats=formats) as image:
             if image.width * image.height > _MAX_PIXELS:
-                raise DecodeError(f"the image has {image.width} x {image.height} pixels, too many to look at.")
+                raise DecodeError(f"the image has {image.width} x {image.height} pixels, more than are shown.")
             image.draft("RGB", (size, size))  # lets the JPEG decoder skip detail that is scaled away
             with _large_image_lock if image.width * image.height > _LARGE_PIXELS else nullcontext():
                 return _encode_thumbnail(_to_rgb(image), size)
     except pillow.DecompressionBombError as error:
-        raise DecodeError(f"the image is too large to look at ({error}).") from error
+        raise DecodeError(f"the image is too large to be shown ({error}).") from error
     except _PILLOW_ERRORS as error:
         if isinstance(error, DecodeError):
             raise
@@ -275,7 +276,7 @@ def render_heat_map(array: NDArray[Any], size: int) -> Content:
     if array.dtype.kind == "c":
         array = np.abs(array)
     if array.dtype.kind not in "biufV" or not array.size:
-        raise DecodeError(f"there is no picture of {array.dtype.name} {array.shape}.")
+        raise DecodeError(f"{array.dtype.name} {array.shape} cannot be shown as an image.")
     while array.ndim > 2:
         array = array[0]
     array = np.atleast_2d(array)

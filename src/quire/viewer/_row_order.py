@@ -72,6 +72,7 @@ class RowOrders:
 
     def _compute_order(self, selection: Selection) -> NDArray[Any]:
         pages = self._pages
+        # Half the bytes of int64: a cached order of a large dataset takes much of `_CACHE_BYTES`.
         dtype = np.uint32 if len(pages) < 1 << 32 else np.int64
         rows = None
         if selection.where:
@@ -81,7 +82,7 @@ class RowOrders:
             assert rows is not None
             return rows
         keys, missing = read_sort_keys(pages, selection.sort)
-        if rows is not None:
+        if rows is not None:  # sorting the selected rows only is faster than selecting from all sorted rows
             keys, missing = keys[rows], missing[rows]
         order = _sort_stable(keys, missing, descending=selection.descending).astype(dtype)
         return order if rows is None else rows[order]

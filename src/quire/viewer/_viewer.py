@@ -57,6 +57,7 @@ class Viewer:
         """
         self._thread: threading.Thread | None = None
         with ExitStack() as stack:  # releases the folder and the socket if a later step fails
+            # Sorting, filtering and scrolling need random access to columns, which a dataset on disk has.
             self._folder = tempfile.mkdtemp(prefix="quire-view-") if _needs_writing(source) else None
             stack.callback(self._remove_folder)
             dataset = _open(source, document_type, self._folder)
@@ -68,6 +69,7 @@ class Viewer:
                 path = dataset.folder.url if isinstance(source, StoredDataset) else os.fspath(source)
                 title = path.rstrip("/").rpartition("/")[2]
             viewed = ViewedDataset(title or type(source).__name__, pages, MediaReader(pages, local))
+            # After the socket is bound: the cookie and the accepted Host headers contain the port.
             self._access = AccessControl(make_app(viewed), self.port)
             # h11 and asyncio come with every uvicorn. The program's own logging is left alone, and connections that a
             # browser keeps open delay closing by a second at most.

@@ -47,7 +47,7 @@ def train(_: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    ray.init(num_cpus=CONFIG.processes, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=CONFIG.processes, include_dashboard=False, log_to_driver=False)
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={},

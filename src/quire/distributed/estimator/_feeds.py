@@ -6,8 +6,8 @@ A `FeedSource` is sent to every rank and opens a `Feed` there, the rank's share 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -369,7 +369,7 @@ def dataset_for_rank(dataset: StreamingDataset[Any], world: World, feed_options:
             f"the dataset is for rank {options.rank} of {options.world_size} only: leave out rank and world_size, the "
             "Estimator divides it among ranks."
         )
-    copy: StreamingDataset[Any] = pickle.loads(pickle.dumps(dataset))  # noqa: S301 - pickled just now
+    copy = deepcopy(dataset)  # unlike pickle, it needs no name for the class, which may be local to a function
     shuffle = options.shuffle if feed_options.shuffle is not False else False
     if options.shuffle is False and feed_options.shuffle:
         raise OptionError("shuffle=True, but the dataset has shuffle=False: leave one of them out.")

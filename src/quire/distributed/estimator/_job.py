@@ -13,7 +13,7 @@ import mmap
 import pickle
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ from quire.errors import PickleError, StorageNotFoundError
 
 if TYPE_CHECKING:
     from typing import IO
+
+    from quire.distributed.estimator._training import Training
 
 
 Task = Literal["fit", "evaluate", "predict"]
@@ -42,20 +44,12 @@ class Backend(Protocol):
         """Begin an epoch, or an evaluation, with all sums at zero."""
         ...
 
-    def train(self, item: RankBatch) -> float:
-        """Take one step; return the loss of this rank's rows."""
-        ...
-
     def evaluate(self, item: RankBatch) -> None:
         """Add the loss and the metrics of a batch to the sums."""
         ...
 
     def predict(self, item: RankBatch) -> Any:
         """Return the output for the rows of a batch that count, as numpy arrays."""
-        ...
-
-    def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """Finish an epoch of training, whose means are `logs`."""
         ...
 
     def logs(self, tally: Floats) -> dict[str, float]:
@@ -84,6 +78,14 @@ class Recipe(Protocol):
         """Return the backend of a rank."""
         ...
 
+    def training(self, job: Job, backend: Any, world: World) -> Training:
+        """Return the training of a rank."""
+        ...
+
+    def evaluate(self, job: Job, backend: Any, world: World) -> dict[str, float]:
+        """Return the means over all rows of the data of a job."""
+        ...
+
     def model(self) -> Any:
         """Return the model, with its current weights."""
         ...
@@ -92,11 +94,11 @@ class Recipe(Protocol):
         """Load the state that ranks have trained."""
         ...
 
-    def save(self, path: Path) -> None:
-        """Write the weights to a file."""
+    def save(self, path: Path, *, entire: bool = False) -> None:
+        """Write the weights to a file, or the entire model."""
         ...
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, *, entire: bool = False) -> None:
         """Read the weights from a file, or from a checkpoint."""
         ...
 
@@ -137,6 +139,8 @@ class RankOutcome:
     """For each batch, the numbers of its rows in the data, if they are known, and the output for them."""
     state: bytes | None = None
     steps: int = 0
+    callback_states: dict[int, Any] = field(default_factory=dict)
+    """The states of Lightning's callbacks, by their place in the list: the best checkpoint, for example."""
 
 
 _PART_HEADER = struct.Struct("<QQ")

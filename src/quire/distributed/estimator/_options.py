@@ -96,8 +96,11 @@ class EstimatorKeywords(TypedDict, total=False):
         starts its epoch again.
     max_restarts: how often training resumes from the last checkpoint after a rank was lost.
     seed: determines the order of the rows, and the weights that creators initialise.
+    backend, workers_per_node: Orca's spelling of `engine` ('local', 'ray' or 'spark') and, on one machine, `workers`.
     """
 
+    backend: str
+    workers_per_node: int
     config: Mapping[str, Any]
     model_dir: str | os.PathLike[str] | None
     checkpoint_every: int | None
@@ -108,11 +111,56 @@ class EstimatorKeywords(TypedDict, total=False):
 class TorchEstimatorKeywords(EstimatorKeywords, total=False):
     """More keywords of `Estimator.from_torch`.
 
-    scheduler_interval: when the scheduler steps: after each 'epoch' (the default), or after each 'step', that is each
-        batch, which OneCycleLR and CyclicLR need.
+    scheduler_interval: when the scheduler steps: after each 'epoch' (the default), or after each 'step' of the
+        optimizer, which OneCycleLR and CyclicLR need.
+    loss_weight: a function of the labels of a batch that returns what the mean loss of the batch was divided by, for
+        losses that are not means over rows. Torch's own losses with `weight` or `ignore_index` do not need it.
+    precision, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm, logger, strategy: as in Lightning's
+        Trainer. `logger` is False by default; a `strategy` is one of DDP.
+    trainer: more keywords of Lightning's Trainer, by name.
     """
 
     scheduler_interval: Literal["epoch", "step"] | None
+    loss_weight: Callable[[Any], float] | None
+    precision: Any
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: Literal["norm", "value"] | None
+    logger: Any
+    strategy: Any
+    trainer: Mapping[str, Any]
+
+
+class LightningEstimatorKeywords(EstimatorKeywords, total=False):
+    """More keywords of `Estimator.from_lightning`; others are options of Lightning's Trainer.
+
+    loss_weight: a function of a batch, as `training_step` takes it, that returns what the mean loss of the batch was
+        divided by, for losses that are not means over rows.
+    """
+
+    loss_weight: Callable[[Any], float] | None
+
+
+TRAINER_KEYWORDS = (
+    "precision",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "logger",
+    "strategy",
+)
+"""Keywords of `Estimator.from_torch` that are passed on to Lightning's Trainer."""
+
+
+def split_trainer_options(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options of Lightning's Trainer from keywords, and return them."""
+    options = dict(keywords.pop("trainer", None) or {})
+    for name in TRAINER_KEYWORDS:
+        if name in keywords:
+            if name in options:
+                raise OptionError(f"{name} is passed twice: as a keyword, and in trainer={{...}}.")
+            options[name] = keywords.pop(name)
+    return options
 
 
 @dataclass(frozen=True)
@@ -136,6 +184,27 @@ class EstimatorOptions:
                 raise OptionError(f"{name}={value}: at least 1 is needed.")
         if self.max_restarts < 0:
             raise OptionError(f"max_restarts={self.max_restarts}: it must not be negative.")
+
+
+def resolve_engine(engine: Any, workers: int, keywords: dict[str, Any]) -> tuple[Any, int]:
+    """Return engine and workers, also from Orca's `backend` and `workers_per_node`, which are removed from keywords."""
+    backend, per_node = keywords.pop("backend", None), keywords.pop("workers_per_node", None)
+    if backend is not None:
+        if backend not in ENGINES:
+            raise OptionError(f"backend={backend!r}: quire trains with engine='local', 'ray' or 'spark'.")
+        if engine not in ("local", backend):
+            raise OptionError(f"engine and backend={backend!r} are the same option: pass one of them.")
+        engine = backend
+    if per_node is not None:
+        if workers != 1:
+            raise OptionError("workers is the total of all nodes, workers_per_node that of one: pass one of them.")
+        if engine_name(engine) != "local":
+            raise OptionError(
+                f"workers_per_node={per_node}: quire does not place workers on nodes. Pass workers=, the total of all "
+                "nodes of the cluster."
+            )
+        workers = per_node
+    return engine, workers
 
 
 def engine_name(engine: object) -> str:

@@ -30,15 +30,15 @@ from quire.distributed.estimator._feeds import (
     StreamFeed,
 )
 from quire.distributed.estimator._options import create_data, takes_rank
+from quire.distributed.estimator._partitions import write_xshards
 from quire.distributed.estimator._ranks import World
+from quire.distributed.xshards import XShards
 from quire.errors import OptionError
 from quire.files import open_folder
 from quire.storage import StoredDataset, open_dataset
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from torch.utils.data import DataLoader
 
 
 def is_generated(document_type: type[Any]) -> bool:
@@ -48,7 +48,7 @@ def is_generated(document_type: type[Any]) -> bool:
 
 _ACCEPTED_DATA = (
     "a DataLoader, a tf.data.Dataset, a function that returns one, a StreamingDataset, the URL of a dataset, "
-    "DocumentShards, a Spark DataFrame, a Ray Dataset, a DocumentArray, or arrays"
+    "DocumentShards, XShards, a Spark DataFrame, a Ray Dataset, a DocumentArray, or arrays"
 )
 
 
@@ -167,14 +167,16 @@ def rank_source(data: object, feed_options: FeedOptions) -> FeedSource:
         source = _torch_source(data)
         if source is not None:
             return source
-    if is_loaded("tensorflow") and _is_tf_dataset(data):
-        tensorflow: Any = require("quire.distributed.estimator._tensorflow", extra="tensorflow", needed_for="tf.data")
-        return tensorflow.TfSource(data)  # type: ignore[no-any-return]
     return _plain_source(data)
 
 
 def _plain_source(data: object) -> FeedSource:
-    """Return the source of data that belongs to no framework."""
+    """Return the source of a dataset of TensorFlow, of arrays, of a function, or of any iterable of batches."""
+    if is_loaded("tensorflow"):
+        tensorflow: Any = require("tensorflow", extra="tensorflow", needed_for="tf.data")
+        if isinstance(data, tensorflow.data.Dataset):
+            sources: Any = require("quire.distributed.estimator._tensorflow", extra="tensorflow", needed_for="tf.data")
+            return sources.TfSource(data)  # type: ignore[no-any-return]
     if _is_arrays(data):
         return IndexedSource(IndexedData(ArrayDataset(data)))
     if callable(data):
@@ -195,11 +197,6 @@ def _is_arrays(data: object) -> bool:
     return hasattr(data, "shape") and hasattr(data, "dtype") and len(data.shape) > 0
 
 
-def _is_tf_dataset(data: object) -> bool:
-    tensorflow: Any = require("tensorflow", extra="tensorflow", needed_for="tf.data")
-    return isinstance(data, tensorflow.data.Dataset)
-
-
 def _torch_source(data: object) -> FeedSource | None:
     """Return the source of a DataLoader, or of a torch dataset; None for other data."""
     torch_data: Any = require("torch.utils.data", extra="torch", needed_for="a DataLoader")
@@ -213,6 +210,7 @@ def _torch_source(data: object) -> FeedSource | None:
 
 
 def _loader_source(loader: Any, torch_data: ModuleType) -> FeedSource:
+    """Return the source of a DataLoader: its dataset, if ranks can divide the rows; else its batches as they come."""
     dataset = loader.dataset
     if isinstance(dataset, StreamingDataset):
         return StreamSource(dataset)
@@ -220,9 +218,15 @@ def _loader_source(loader: Any, torch_data: ModuleType) -> FeedSource:
         return IterableSource(loader)
     if type(loader.batch_sampler) is not torch_data.BatchSampler:
         return IterableSource(loader)
+    # In order, or a permutation of all rows: the feed computes the same for each rank. Any other sampler is asked.
     known = type(loader.sampler) in (torch_data.SequentialSampler, torch_data.RandomSampler)
     plain = known and not getattr(loader.sampler, "replacement", False)
     plain = plain and len(loader.sampler) == len(dataset)
+    # The keywords of the loader that do not determine which rows it loads.
+    loading = {name: getattr(loader, name) for name in ("collate_fn", "num_workers", "pin_memory", "worker_init_fn")}
+    if loader.num_workers:
+        context = loader.multiprocessing_context
+        loading["multiprocessing_context"] = None if context is None else context.get_start_method()
     return IndexedSource(
         IndexedData(
             dataset,
@@ -230,23 +234,9 @@ def _loader_source(loader: Any, torch_data: ModuleType) -> FeedSource:
             shuffle=isinstance(loader.sampler, torch_data.RandomSampler),
             drop_last=loader.drop_last,
             sampler=None if plain else loader.sampler,
-            loading=_loader_keywords(loader),
+            loading=loading,
         )
     )
-
-
-def _loader_keywords(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the keywords of a DataLoader that do not determine which rows it loads."""
-    keywords = {
-        "collate_fn": loader.collate_fn,
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-    }
-    if loader.num_workers:
-        context = loader.multiprocessing_context
-        keywords["multiprocessing_context"] = None if context is None else context.get_start_method()
-    return keywords
 
 
 @dataclass(frozen=True)
@@ -269,6 +259,8 @@ def make_source(data: object, feed_options: FeedOptions, folder: Path) -> FeedSo
     """Return the source of data; what belongs to an engine is first written to a folder, by that engine."""
     if is_spark_frame(data):
         return FrameSource(from_spark(data, cache=folder / "frames"))
+    if isinstance(data, XShards):
+        return write_xshards(data, folder, feed_options.missing.only)
     if is_ray_dataset(data):
         data = DocumentShards.from_ray(data)
     if isinstance(data, DocumentShards):

@@ -20,8 +20,10 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from quire.distributed.estimator._feeds import DEFAULT_BATCH_SIZE, Feed, FeedOptions, Position, RankBatch, to_rank_batch
+from quire.distributed.estimator._job import Job
 from quire.distributed.estimator._options import ColumnSelection, create
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
+from quire.distributed.estimator._training import Training, evaluate, evaluate_job
 from quire.errors import OptionError, PickleError, StorageError, StorageNotFoundError
 
 
@@ -123,22 +125,28 @@ class KerasBackend:
         self._step = tf.function(self._train_step, reduce_retracing=True)
         self._test = tf.function(self._test_step, reduce_retracing=True)
         self._output = tf.function(lambda x: model(x, training=False), reduce_retracing=True)
-        self._checked_steps: set[str] = set()
+        self._own = {name: self._overrides(name) for name in ("train_step", "test_step", "predict_step")}
+        self._own_steps = {
+            name: tf.function(getattr(model, name), reduce_retracing=True) for name in self._own if self._own[name]
+        }
+        self._own_logs: dict[str, float] = {}
         self._check_metrics()
 
-    def _check_step(self, name: str) -> None:
-        """Raise if the model overrides a step of Keras, which is not called here."""
-        if name in self._checked_steps:
-            return
-        self._checked_steps.add(name)
+    def _overrides(self, name: str) -> bool:
+        """Whether the model has a step of its own."""
         owner = next((base for base in type(self.model).__mro__ if name in base.__dict__), None)
         of_keras = owner is not None and owner.__module__.partition(".")[0] == "keras"
-        if name in self.model.__dict__ or not of_keras:
+        return not of_keras or name in self.model.__dict__
+
+    def check_step(self, name: str) -> bool:
+        """Return whether a step of the model itself is called; raise on several workers, which cannot do that."""
+        if self._own[name] and self.world.size > 1:
             raise OptionError(
-                f"{type(self.model).__name__} overrides {name}(), which Estimator does not call: it has a step of its "
-                "own, for any number of workers. Override compute_loss() or compute_metrics() instead, which it calls, "
-                "or train with the model's own fit()."
+                f"{type(self.model).__name__} overrides {name}(), and {self.world.size} workers cannot call it: "
+                "gradients and metrics are combined within a step. Override compute_loss() or compute_metrics() "
+                "instead, or use workers=1."
             )
+        return self._own[name]
 
     def _check_metrics(self) -> None:
         """Raise for metrics whose states cannot be added over ranks: Keras's own can, others must declare it."""
@@ -167,34 +175,48 @@ class KerasBackend:
     def begin(self, *, training: bool) -> None:
         del training
         self._rows = self._loss = 0.0
-        for metric in self._metrics():
+        self._own_logs = {}
+        for metric in self.model.metrics if any(self._own.values()) else self._metrics():
             metric.reset_state()
 
     def train(self, batch: RankBatch) -> float:
         """Take one step; return the loss of this rank's rows."""
-        self._check_step("train_step")
         if getattr(self.model, "optimizer", None) is None:
             raise OptionError("fit() needs a compiled model: model.compile(optimizer=..., loss=...), or compile_args.")
         x, y = self._split(batch)
         if not self.model.optimizer.built:
             self.model(x, training=False)  # builds the weights
             self.model.optimizer.build(self.model.trainable_variables)
+        if self.check_step("train_step"):
+            return self._take_own_step("train_step", x, y, batch)
         weight = tf.constant(batch.rows / max(batch.total or batch.rows, 1), tf.float32)
         return self._add_loss(self._step(x, y, self._real(batch), weight), batch)
 
     def evaluate(self, batch: RankBatch) -> None:
-        self._check_step("test_step")
         x, y = self._split(batch)
+        if self.check_step("test_step"):
+            if batch.rows:
+                self._take_own_step("test_step", x, y, batch)
+            return
         self._add_loss(self._test(x, y, self._real(batch)) if batch.rows else 0.0, batch)
 
     def predict(self, batch: RankBatch) -> Any:
-        self._check_step("predict_step")
         x, _ = self._split(batch)
-        output = tf.nest.map_structure(np.asarray, self._output(x))
+        step = self._own_steps["predict_step"] if self.check_step("predict_step") else self._output
+        output = tf.nest.map_structure(np.asarray, step(x))
         return output if batch.valid is None else tf.nest.map_structure(lambda array: array[batch.valid], output)
 
-    def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """Do nothing: schedules of Keras count steps by themselves."""
+    def _take_own_step(self, name: str, x: Any, y: Any, batch: RankBatch) -> float:
+        """Call a step of the model itself. As in Keras, what the last one returned is the result of the epoch."""
+        valid = self._real(batch)
+        keep = lambda tensor: tf.boolean_mask(tensor, valid)  # noqa: E731
+        x, y = tf.nest.map_structure(keep, x), tf.nest.map_structure(keep, y)
+        logs = self._own_steps[name]((x,) if y is None else (x, y))
+        if not isinstance(logs, Mapping):
+            raise OptionError(f"{type(self.model).__name__}.{name}() must return a dict of numbers, as in Keras.")
+        self._own_logs = {str(key): float(value) for key, value in logs.items()}
+        self._rows += batch.rows
+        return self._own_logs.get("loss", 0.0)
 
     def _train_step(self, x: object, y: object, valid: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -287,6 +309,8 @@ class KerasBackend:
 
     def logs(self, tally: Floats) -> dict[str, float]:
         """Return the means of all ranks. States of metrics are sums, so their sum is the state of all ranks."""
+        if self._own_logs:
+            return dict(self._own_logs)
         own = self.tally
         if len(tally) != len(own):
             raise OptionError("the ranks have different metrics: not all of them have seen data.")
@@ -316,6 +340,31 @@ class KerasBackend:
     def load(self, folder: Path) -> None:
         with np.load(folder / WEIGHTS, allow_pickle=False) as state:
             restore_model(self.model, dict(state))
+
+
+class KerasTraining(Training):
+    """The epochs of a training with Keras."""
+
+    def __init__(self, job: Job, backend: KerasBackend, world: World) -> None:
+        backend.check_step("train_step")
+        if job.validation is not None:
+            backend.check_step("test_step")
+        super().__init__(job, backend, world)
+
+    def run_epochs(self) -> None:
+        while self.state.epoch < self.job.epochs.stop and not self._is_done():
+            self.begin_epoch()
+            for done, batch in enumerate(self.batches(), 1):
+                loss = self.backend.train(batch)
+                self.end_batch(batch, done, self.state.steps + 1, loss)
+                if self._is_done():
+                    break
+            means = self.backend.logs(self.world.sum(self.backend.tally))
+            validated = {} if self.validation is None else evaluate(self.validation, self.backend, self.world)
+            stop = self.end_epoch(means, validated)
+            self.write_checkpoint(self.state)
+            if stop:
+                break
 
 
 def restore_model(model: tf.keras.Model, state: Mapping[str, Any]) -> None:
@@ -386,6 +435,12 @@ class KerasRecipe:
         del rank_info
         return KerasBackend(self.model(), world, selection)
 
+    def training(self, job: Job, backend: Any, world: World) -> Training:
+        return KerasTraining(job, backend, world)
+
+    def evaluate(self, job: Job, backend: Any, world: World) -> dict[str, float]:
+        return evaluate_job(job, backend, world)
+
     def dump_state(self, backend: Any) -> bytes:
         return _dump_state(backend.state())
 
@@ -395,8 +450,10 @@ class KerasRecipe:
             return
         restore_model(self.model(), _load_state(state))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, entire: bool = False) -> None:
         """Write the whole model to a .keras file, or its weights to a .weights.h5 file."""
+        if entire and path.suffix != ".keras":
+            raise OptionError(f"{path}: with entire=True, a Keras model is saved to a .keras file.")
         if path.name.endswith(".weights.h5"):
             self.model().save_weights(path)
         elif path.suffix == ".keras":
@@ -404,8 +461,9 @@ class KerasRecipe:
         else:
             raise OptionError(f"{path}: a Keras model is saved to a .keras file, its weights to a .weights.h5 file.")
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, *, entire: bool = False) -> None:
         """Read a file of `save`, or a checkpoint."""
+        del entire  # the file says what it has
         file = path / WEIGHTS if path.is_dir() else path
         if not file.exists():
             raise StorageNotFoundError(f"{file}: there is no such file.")

@@ -1,4 +1,6 @@
-"""Training with PyTorch: the recipe of a model, the steps on a rank, metrics, losses and ranks of torch.distributed.
+"""Models of PyTorch: the recipe of a model, its losses and outputs on a rank, metrics, and ranks of torch.distributed.
+
+The training loop itself is Lightning's, see `_lightning`.
 
 A metric function is called for each batch, and its result is weighted by the rows of the batch. That is exact for means
 over rows only: functions known to be no such means (scikit-learn's, torchmetrics' functional ones) are refused. Objects
@@ -11,6 +13,7 @@ import gc
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -23,14 +26,15 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from quire._optional import require
 from quire.array import DocumentBatch
 from quire.distributed.estimator._feeds import RankBatch
+from quire.distributed.estimator._job import Job
 from quire.distributed.estimator._options import ColumnSelection, create, required_parameters
 from quire.distributed.estimator._ranks import Floats, RankInfo, World
+from quire.distributed.estimator._training import Training, evaluate_job
 from quire.errors import OptionError, StorageError, StorageNotFoundError, did_you_mean
 
 
@@ -143,6 +147,18 @@ def sum_metric(metric: Metric, output: Any, labels: Any, rows: int) -> float:
     return float(value.mean()) * rows
 
 
+def can_be_saved(metric: object) -> bool:
+    """Whether the state of a metric can be written to a checkpoint."""
+    return all(callable(getattr(metric, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def metric_state(metric: Any) -> Any:
+    """Return the state of a metric; torchmetrics leaves it out of state dicts unless it is persistent."""
+    if hasattr(metric, "persistent"):
+        metric.persistent(mode=True)
+    return deepcopy(metric.state_dict())
+
+
 def compute_metric(name: str, metric: Any) -> dict[str, float]:
     """Return what a metric with a state has computed since its reset: a number, or several by name."""
     value = metric.compute()
@@ -207,10 +223,53 @@ class TorchParts:
     metrics: Mapping[str, Metric] | None = None
     scheduler: Any = None
     scheduler_interval: SchedulerInterval = "epoch"
+    loss_weight: Callable[[Any], float] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the weights, and the state of the optimizer and the scheduler."""
+        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return {"model": self.model.state_dict(), **states}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Load a state into the instances."""
+        self.model.load_state_dict(state["model"])
+        if self.optimizer is not None and "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and "scheduler" in state:
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+@dataclass
+class _AccumulatedWeight:
+    """The weight of the batches whose gradients are accumulated, in units of the rows of the first of them."""
+
+    weight: float = 0.0
+    unit: float = 0.0
+
+    def add(self, weight: float, rows: int) -> float:
+        """Add the weight of a batch; return what its loss is multiplied by."""
+        self.unit = self.unit or float(rows)  # the same on all ranks; keeps gradients in the range of a mean
+        self.weight += weight
+        return weight / self.unit
+
+
+class Tally:
+    """The sums of a rank over an epoch or an evaluation, and its metrics with a state."""
+
+    def __init__(self, stateful: Mapping[str, Any], sums: int) -> None:
+        self.stateful = stateful
+        self.sums: Floats = np.zeros(3 + sums)
+        """Rows, the sum of losses, what that is divided by, and the sums of metrics."""
+
+    def reset(self) -> None:
+        self.sums = np.zeros_like(self.sums)
+        for metric in self.stateful.values():
+            metric.reset()
 
 
 class TorchBackend:
-    """The steps of a training with torch on one rank.
+    """The losses, metrics and outputs of a model of torch on one rank.
 
     A rank's loss is weighted by its rows (or by the weights of its labels, see `loss_divisor`), so that the gradient is
     that of the mean over all rows of a step, however unequally the ranks share them.
@@ -222,18 +281,30 @@ class TorchBackend:
         self.parts, self.world, self.selection = parts, world, selection
         self.device = rank_device(rank_info)
         self.model = parts.model.to(self.device)
-        self._net: nn.Module | None = None
         metrics = dict(parts.metrics or {})
-        self._stateful = {name: self._to_device(metric) for name, metric in metrics.items() if is_stateful(metric)}
-        self._metrics = {name: metric for name, metric in metrics.items() if name not in self._stateful}
+        stateful = {name: self._to_device(metric) for name, metric in metrics.items() if is_stateful(metric)}
+        self._metrics = {name: metric for name, metric in metrics.items() if name not in stateful}
         self._names = tuple(metrics)
-        self._tally = np.zeros(3 + len(self._metrics))
-        """Rows, the sum of losses, what that is divided by, and the sums of metrics."""
-        self._divisor = loss_divisor(parts.loss)
+        # A validation can take place within an epoch of training, so each has its own sums and metrics.
+        self._tallies = {
+            True: Tally(stateful, len(self._metrics)),
+            False: Tally({name: deepcopy(metric) for name, metric in stateful.items()}, len(self._metrics)),
+        }
+        self._tally = self._tallies[False]
+        self._divisor = parts.loss_weight or loss_divisor(parts.loss)
         reduction = getattr(parts.loss, "reduction", "mean")
         if reduction not in ("mean", "sum"):
             raise OptionError(f"the loss has reduction={reduction!r}: it must return one number, by 'mean' or 'sum'.")
         self._is_sum = reduction == "sum"
+        if self._is_sum and parts.loss_weight is not None:
+            raise OptionError("loss_weight is for losses that are means, and the loss has reduction='sum'.")
+        self.convert_input: Callable[[Any], Any] | None = None
+        """Converts the dtypes of inputs, if the training has another precision than the data."""
+        self.last_loss = 0.0
+        """The loss of this rank's rows in the last step."""
+        self._accumulated = _AccumulatedWeight()
+        self.loop_state: dict[str, Any] = {}
+        """What else a checkpoint holds: the states of callbacks, of the precision, and of metrics on each rank."""
         self._check_ranks()
 
     def _to_device(self, metric: Any) -> Any:
@@ -241,7 +312,7 @@ class TorchBackend:
 
     def _check_ranks(self) -> None:
         """Raise for metrics whose state only covers the rows of one rank, if there are several."""
-        local = [name for name, metric in self._stateful.items() if not sums_over_ranks(metric)]
+        local = [name for name, metric in self._tally.stateful.items() if not sums_over_ranks(metric)]
         if local and self.world.size > 1:
             raise OptionError(
                 f"metrics: {local[0]} keeps a state, and how to combine those of {self.world.size} ranks is unknown. "
@@ -251,25 +322,50 @@ class TorchBackend:
     # --- steps
 
     def begin(self, *, training: bool) -> None:
-        self.model.train(training)
-        self._tally = np.zeros_like(self._tally)
-        for metric in self._stateful.values():
-            metric.reset()
+        self.set_mode(training=training)
+        self.select_tally(training=training)
+        self._tally.reset()
+        if training:
+            self._accumulated = _AccumulatedWeight()
 
-    def train(self, batch: RankBatch) -> float:
-        """Take one step; return the loss of this rank's rows."""
-        optimizer = self.parts.optimizer
-        if optimizer is None or self.parts.loss is None:
+    def set_mode(self, *, training: bool) -> None:
+        """Switch the model to training, or to evaluation."""
+        self.model.train(training)
+
+    def select_tally(self, *, training: bool) -> None:
+        """Continue with the sums of the training, or of the evaluation."""
+        self._tally = self._tallies[training]
+
+    def compute_loss(self, batch: RankBatch, accumulate: int = 1) -> torch.Tensor:
+        """Return the loss of a batch, weighted so that the gradients of all ranks and batches of a step add up.
+
+        The gradients of ranks are averaged by DistributedDataParallel, and Lightning divides the loss by the number of
+        batches that it accumulates: both are undone here, because each must count by its rows instead.
+        """
+        if self.parts.loss is None:
             raise OptionError("fit() needs an optimizer and a loss: Estimator.from_torch(optimizer=..., loss=...).")
-        optimizer.zero_grad(set_to_none=True)
-        output, labels = self._forward(self._wrap_model(), batch)
-        loss = self._loss(output, labels, batch)
-        # DistributedDataParallel averages the gradients of ranks: scaled by its share, each counts by its rows.
-        (loss * (self._loss_share(labels, batch) * self.world.size)).backward()
-        optimizer.step()
-        if self.parts.scheduler is not None and self.parts.scheduler_interval == "step":
-            self.parts.scheduler.step()
-        return self._add_to_tally(loss.detach(), output, labels, batch)
+        output, labels = self._forward(batch)
+        loss: torch.Tensor = self._loss(output, labels, batch)
+        self.last_loss = self._add_to_tally(loss.detach(), output, labels, batch)
+        return loss * self._loss_factor(labels, batch, accumulate)
+
+    def _loss_factor(self, labels: object, batch: RankBatch, accumulate: int) -> float:
+        """Return what the mean loss of a batch is multiplied by."""
+        if accumulate == 1 or self._is_sum:
+            return self._loss_share(labels, batch) * self.world.size * accumulate
+        weight = self._accumulated.add(self._divisor_of(labels, batch), max(batch.total or batch.rows, 1))
+        return weight * self.world.size * accumulate
+
+    def scale_accumulated_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Divide the gradients of several batches by the weight of all of their rows, on all ranks."""
+        if self._is_sum or not self._accumulated.unit:
+            return
+        total = float(self.world.sum([self._accumulated.weight])[0])
+        factor = self._accumulated.unit / total if total else 0.0
+        self._accumulated = _AccumulatedWeight()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _loss_share(self, labels: object, batch: RankBatch) -> float:
         """Return this rank's share of a step's loss."""
@@ -283,44 +379,30 @@ class TorchBackend:
 
     def _divisor_of(self, labels: object, batch: RankBatch) -> float:
         """Return the weight of the mean loss of a batch: its rows, or the weights of its labels."""
-        return self._divisor(labels) if self._divisor and batch.rows and not self._is_sum else float(batch.rows)
+        counted = self._divisor is not None and batch.rows and not self._is_sum
+        return float(self._divisor(labels)) if counted and self._divisor else float(batch.rows)
 
     def evaluate(self, batch: RankBatch) -> None:
         with torch.no_grad():
-            output, labels = self._forward(self.model, batch)
+            output, labels = self._forward(batch)
             loss = None if self.parts.loss is None else self._loss(output, labels, batch)
             self._add_to_tally(loss, output, labels, batch)
 
     def predict(self, batch: RankBatch) -> Any:
         with torch.no_grad():
-            output, _ = self._forward(self.model, batch)
-        return _map_tensors(output, lambda tensor: tensor.cpu().numpy())
+            output, _ = self._forward(batch)
+        return map_tensors(output, lambda tensor: tensor.cpu().numpy())
 
-    def epoch_done(self, logs: Mapping[str, Any]) -> None:
-        """Step a scheduler of epochs; one on a plateau gets the validation's loss, if there is one."""
-        scheduler = self.parts.scheduler
-        if scheduler is None or self.parts.scheduler_interval == "step":
-            return
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(logs["val_loss"] if "val_loss" in logs else logs["loss"])
-        else:
-            scheduler.step()
-
-    def _wrap_model(self) -> nn.Module:
-        if self._net is None:
-            wrapped = self.world.size > 1 and any(p.requires_grad for p in self.model.parameters())
-            devices = [self.device] if self.device.type == "cuda" else None
-            self._net = DistributedDataParallel(self.model, device_ids=devices) if wrapped else self.model
-        return self._net
-
-    def _forward(self, net: nn.Module, batch: RankBatch) -> tuple[Any, Any]:
+    def _forward(self, batch: RankBatch) -> tuple[Any, Any]:
         arguments, labels = self.selection.split(batch.content)
         arguments = tuple(self._prepare(argument) for argument in arguments)
-        output, labels = net(*arguments), self._prepare(labels)
+        if self.convert_input is not None:
+            arguments = self.convert_input(arguments)
+        output, labels = self.model(*arguments), self._prepare(labels)
         if batch.valid is None:
             return output, labels
         valid = torch.as_tensor(batch.valid, device=self.device)
-        return _map_tensors(output, lambda tensor: tensor[valid]), _map_tensors(labels, lambda tensor: tensor[valid])
+        return map_tensors(output, lambda tensor: tensor[valid]), map_tensors(labels, lambda tensor: tensor[valid])
 
     def _loss(self, output: Any, labels: Any, batch: RankBatch) -> Any:
         if not batch.rows:
@@ -336,7 +418,7 @@ class TorchBackend:
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
             value = torch.from_numpy(np.ascontiguousarray(value) if value.flags.writeable else value.copy())
         if not isinstance(value, torch.Tensor):
-            return _map_tensors(value, self._prepare) if isinstance(value, (tuple, list, Mapping)) else value
+            return map_tensors(value, self._prepare) if isinstance(value, (tuple, list, Mapping)) else value
         if value.dtype is torch.float64 and self.selection.features is not None:
             value = value.to(self._float_dtype())
         return value.to(self.device, non_blocking=True)
@@ -349,27 +431,27 @@ class TorchBackend:
 
     def _add_to_tally(self, loss: torch.Tensor | None, output: Any, labels: Any, batch: RankBatch) -> float:
         value = 0.0 if loss is None else float(loss)
-        counts = self._divisor_of(labels, batch)
-        self._tally[0] += batch.rows
-        self._tally[1] += value if self._is_sum else value * counts if counts else 0.0
-        self._tally[2] += counts
+        counts, sums = self._divisor_of(labels, batch), self._tally.sums
+        sums[0] += batch.rows
+        sums[1] += value if self._is_sum else value * counts if counts else 0.0
+        sums[2] += counts
         if batch.rows:
             with torch.no_grad():
                 for place, metric in enumerate(self._metrics.values(), 3):
-                    self._tally[place] += sum_metric(metric, output, labels, batch.rows)
-                for metric in self._stateful.values():
+                    sums[place] += sum_metric(metric, output, labels, batch.rows)
+                for metric in self._tally.stateful.values():
                     metric.update(output, labels)
         return value
 
     @property
     def tally(self) -> Floats:
         """The sums of this rank since the beginning."""
-        return self._tally
+        return self._tally.sums
 
     @tally.setter
     def tally(self, tally: Floats) -> None:
         """The sums of this rank since the beginning."""
-        self._tally = np.array(tally, np.float64)
+        self._tally.sums = np.array(tally, np.float64)
 
     def logs(self, tally: Floats) -> dict[str, float]:
         """Return the means of the sums of all ranks, and the results of metrics with a state."""
@@ -380,45 +462,49 @@ class TorchBackend:
             if name in means:
                 logs[name] = means[name]
             else:
-                logs.update(compute_metric(name, self._stateful[name]))
+                logs.update(compute_metric(name, self._tally.stateful[name]))
         return logs
 
     # --- weights
 
-    def state(self) -> dict[str, Any]:
-        """Return the weights, and the state of the optimizer and the scheduler."""
-        parts = {"optimizer": self.parts.optimizer, "scheduler": self.parts.scheduler}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        return {"model": self.model.state_dict(), **states}
-
     def save(self, folder: Path) -> None:
-        torch.save(self.state(), folder / WEIGHTS)
+        torch.save({**self.parts.state(), "loop": self.loop_state}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
-        restore_parts(self.parts, torch.load(folder / WEIGHTS, map_location=self.device, weights_only=True))
+        state = torch.load(folder / WEIGHTS, map_location=self.device, weights_only=True)
+        self.parts.restore(state)
+        self.loop_state = state.get("loop", {})
 
-    @property
-    def stop_training(self) -> bool:
-        """Always False: unlike Keras callbacks, ours do not set it on the model."""
-        return False
+    def gather_metric_states(self) -> list[dict[str, Any]]:
+        """Return the states of the training's metrics on each rank, by name."""
+        if not self._tallies[True].stateful:
+            return []
+        own = {name: metric_state(metric) for name, metric in self._tallies[True].stateful.items()}
+        if self.world.size == 1:
+            return [own]
+        states: list[Any] = [None] * self.world.size
+        dist.all_gather_object(states, own)
+        return states
+
+    def restore_metric_states(self, states: list[dict[str, Any]]) -> None:
+        """Continue with metric states of a checkpoint within an epoch."""
+        stateful = self._tallies[True].stateful
+        if len(states) != self.world.size and (states or stateful):
+            raise OptionError(
+                f"the checkpoint within an epoch has the metrics of {len(states)} ranks, and there are "
+                f"{self.world.size}: resume with the same metrics and number of workers."
+            )
+        for name, metric in stateful.items():
+            metric.load_state_dict(states[self.world.rank][name])
 
 
-def restore_parts(parts: TorchParts, state: Mapping[str, Any]) -> None:
-    """Load a state into the instances."""
-    parts.model.load_state_dict(state["model"])
-    if parts.optimizer is not None and "optimizer" in state:
-        parts.optimizer.load_state_dict(state["optimizer"])
-    if parts.scheduler is not None and "scheduler" in state:
-        parts.scheduler.load_state_dict(state["scheduler"])
-
-
-def _map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to the tensors, and the batches of documents, of a nest."""
     if isinstance(value, (torch.Tensor, DocumentBatch, np.ndarray)):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _map_tensors(part, change) for name, part in value.items()}
-    return tuple(_map_tensors(part, change) for part in value) if isinstance(value, (tuple, list)) else value
+        return {name: map_tensors(part, change) for name, part in value.items()}
+    return tuple(map_tensors(part, change) for part in value) if isinstance(value, (tuple, list)) else value
 
 
 def _iter_tensors(value: object) -> Iterator[torch.Tensor]:
@@ -440,6 +526,9 @@ class TorchRecipe:
     scheduler_interval: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    loss_weight: Callable[[Any], float] | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of Lightning's Trainer."""
     state: bytes | None = None
     framework = "torch"
 
@@ -457,10 +546,15 @@ class TorchRecipe:
                 "the optimizer has parameters of another model: pass a function of the model that returns one."
             )
 
-    @property
-    def has_stateful_metrics(self) -> bool:
-        """Whether a metric keeps a state over the batches of an epoch, which checkpoints lack."""
-        return any(map(is_stateful, resolve_metrics(self.metrics).values()))
+    def check_metrics_can_be_saved(self) -> None:
+        """Raise for metrics whose state a checkpoint within an epoch would lack."""
+        for name, metric in resolve_metrics(self.metrics).items():
+            if is_stateful(metric) and not can_be_saved(metric):
+                raise OptionError(
+                    f"checkpoint_every writes checkpoints within an epoch, and the state of the metric {name} cannot "
+                    "be saved: give it state_dict() and load_state_dict(), use one of torchmetrics, or leave "
+                    "checkpoint_every out."
+                )
 
     def parts(self) -> TorchParts:
         """Return the instances of this process, created once."""
@@ -471,9 +565,10 @@ class TorchRecipe:
             if isinstance(scheduler, type) or (callable(scheduler) and not hasattr(scheduler, "state_dict")):
                 scheduler = create(scheduler, self.config, optimizer)
             metrics, interval = resolve_metrics(self.metrics), resolve_interval(scheduler, self.scheduler_interval)
-            self._parts = TorchParts(model, optimizer, self._loss(), metrics, scheduler, interval)
+            loss = self._loss()
+            self._parts = TorchParts(model, optimizer, loss, metrics, scheduler, interval, self.loss_weight)
             if self.state is not None:
-                restore_parts(self._parts, _load_state(self.state))
+                self._parts.restore(parse_state(self.state))
         return self._parts
 
     def _create_model(self) -> Any:
@@ -504,32 +599,51 @@ class TorchRecipe:
     def backend(self, rank_info: RankInfo, world: World, selection: ColumnSelection) -> TorchBackend:
         return TorchBackend(self.parts(), world, rank_info, selection)
 
+    def training(self, job: Job, backend: Any, world: World) -> Training:
+        lightning: Any = require(f"{__package__}._lightning", extra="lightning", needed_for="Estimator.fit()")
+        return lightning.LightningTraining(job, backend, world, self.trainer)  # type: ignore[no-any-return]
+
+    def evaluate(self, job: Job, backend: Any, world: World) -> dict[str, float]:
+        return evaluate_job(job, backend, world)
+
     def model(self) -> nn.Module:
         return self.parts().model
 
     def dump_state(self, backend: Any) -> bytes:
         file = io.BytesIO()
-        torch.save(backend.state(), file)
+        torch.save(backend.parts.state(), file)
         return file.getvalue()
 
     def load_state(self, state: bytes) -> None:
         self.state = state
-        restore_parts(self.parts(), _load_state(state))
+        self.parts().restore(parse_state(state))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, entire: bool = False) -> None:
+        if entire:
+            torch.save(self.model(), path)
+            return
         torch.save({name: value.cpu() for name, value in self.model().state_dict().items()}, path)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, *, entire: bool = False) -> None:
         """Read the weights from a file of `save`, or weights and the optimizer's state from a checkpoint."""
         file = path / WEIGHTS if path.is_dir() else path
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=not entire)
+            state = state.state_dict() if isinstance(state, nn.Module) else state
         except FileNotFoundError as error:
             raise StorageNotFoundError(f"{file}: there is no such file.") from error
         except Exception as error:
             raise StorageError(f"{file}: torch cannot read weights from it: {error}") from error
-        restore_parts(self.parts(), state if path.is_dir() else {"model": state})
-        self.state = self.dump_state(TorchBackend(self.parts(), World(), RankInfo(), ColumnSelection()))
+        self.parts().restore(state if path.is_dir() else self.weights_of(state))
+        self.state = self.dump_state(self.backend(RankInfo(), World(), ColumnSelection()))
+
+    def weights_of(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of the model in a file of `save`, or of Lightning's ModelCheckpoint."""
+        if "pytorch-lightning_version" not in state:
+            return {"model": state}
+        prefix = "model."  # the name of the model in EstimatorModule
+        names = [name for name in state["state_dict"] if name.startswith(prefix)]
+        return {"model": {name.removeprefix(prefix): state["state_dict"][name] for name in names}}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parts": None}
@@ -550,5 +664,6 @@ def resolve_interval(scheduler: object, interval: SchedulerInterval | None) -> S
     return interval or "epoch"
 
 
-def _load_state(state: bytes) -> Any:
+def parse_state(state: bytes) -> Any:
+    """Return the state that `dump_state` has written."""
     return torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)

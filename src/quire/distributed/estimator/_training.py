@@ -1,4 +1,6 @@
-"""The training loop of a rank: epochs of steps, checkpoints, and the sums over all ranks. It knows no framework.
+"""The training of a rank: epochs of steps, checkpoints, and the sums over all ranks.
+
+`Training` is what the loops of all frameworks have in common: `LightningTraining` for torch, `KerasTraining` for Keras.
 
 A checkpoint is a folder with the weights and the position of the training. It is complete or does not exist.
 """
@@ -11,7 +13,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,12 +100,11 @@ def run_rank(job: Job, rank_info: RankInfo) -> RankOutcome:
     world = job.recipe.world(rank_info) if rank_info.size > 1 else World()
     backend = job.recipe.backend(rank_info, world, job.selection)
     if job.task == "fit":
-        outcome = Training(job, backend, world).run()
+        outcome = job.recipe.training(job, backend, world).run()
         if rank_info.size > 1 or rank_info.joined or rank_info.addresses:
             outcome.state = job.recipe.dump_state(backend) if rank_info.rank == 0 else None
     elif job.task == "evaluate":
-        feed = job.data.open(world, job.feed_options.in_order())
-        outcome = RankOutcome(logs=evaluate(feed, backend, world, job.max_steps))
+        outcome = RankOutcome(logs=job.recipe.evaluate(job, backend, world))
     else:
         feed = job.data.open(world, job.feed_options.in_order())
         if world.size > 1 and not feed.planned:
@@ -130,26 +132,38 @@ def evaluate(feed: Feed, backend: Backend, world: World, max_steps: int | None =
     return backend.logs(world.sum(backend.tally))
 
 
-class Training:
-    """The epochs of a call of `fit` on one rank."""
+def evaluate_job(job: Job, backend: Backend, world: World) -> dict[str, float]:
+    """Return the means over all rows of the data of a job."""
+    return evaluate(job.data.open(world, job.feed_options.in_order()), backend, world, job.max_steps)
 
-    def __init__(self, job: Job, backend: Backend, world: World) -> None:
+
+class Training(ABC):
+    """A call of `fit` on one rank. Subclasses run its epochs."""
+
+    def __init__(self, job: Job, backend: Any, world: World) -> None:
         self.job, self.backend, self.world = job, backend, world
         self.feed = job.data.open(world, job.feed_options)
         self.validation = None if job.validation is None else job.validation.open(world, job.feed_options.in_order())
-        self.callbacks = Callbacks(job.callbacks if world.rank == 0 else (), backend.model)
+        self.callbacks = Callbacks(self._observers() if world.rank == 0 else (), backend.model)
         self.state = TrainingState(job.epochs.start, job.steps_before, run=job.run)
+        self._planned_steps: tuple[int, int | None] | None = None
+
+    @abstractmethod
+    def run_epochs(self) -> None:
+        """Train from the epoch of the state to the last one."""
 
     def run(self) -> RankOutcome:
         """Train to the end of the last epoch, from the last checkpoint on if there is one."""
         self._restore()
         self.callbacks.notify("on_train_begin")
-        while self.state.epoch < self.job.epochs.stop and not self._is_done():
-            self._run_epoch()
-            if self.world.sum([self.callbacks.stop])[0]:  # only rank 0 has callbacks, and all ranks must stop
-                break
+        if self.state.epoch < self.job.epochs.stop and not self._is_done():
+            self.run_epochs()
         self.callbacks.notify("on_train_end")
         return RankOutcome(history=self.state.history, steps=self.state.steps)
+
+    def _observers(self) -> Sequence[Any]:
+        """Return the callbacks that are called on rank 0."""
+        return self.job.callbacks
 
     def _restore(self) -> None:
         """Resume from the last checkpoint of this call of `fit`; with `resume`, of any."""
@@ -163,29 +177,25 @@ class Training:
 
     # --- an epoch
 
-    def _run_epoch(self) -> None:
-        state = self.state
-        self.callbacks.notify("on_epoch_begin", state.epoch)
+    def begin_epoch(self) -> None:
+        """Begin an epoch, or continue it after a restart."""
+        self.callbacks.notify("on_epoch_begin", self.state.epoch)
         self.backend.begin(training=True)
-        if state.tally is not None and self.world.rank == 0:  # the sums of all ranks, to be counted once
-            self.backend.tally = np.array(state.tally)
-        steps = self._count_steps()
-        for done, batch in enumerate(self._batches(), 1):
-            loss = self.backend.train(batch)
-            self.state = replace(self.state, steps=self.state.steps + 1)
-            self._report_step(done, steps, loss)
-            if self._is_done():
-                break
-            if done != steps and self._is_checkpoint_due(batch):
-                self._checkpoint(batch)
-        self._end_epoch(self.backend.logs(self.world.sum(self.backend.tally)))
+        if self.state.tally is not None and self.world.rank == 0:  # the sums of all ranks, to be counted once
+            self.backend.tally = np.array(self.state.tally)
 
-    def _batches(self) -> Iterator[RankBatch]:
+    def batches(self) -> Iterator[RankBatch]:
+        """Yield the batches of the epoch, from the position of the state on."""
         batches = self.feed.batches(self.state.epoch, self.state.position)
         return synchronize_steps(batches, self.feed, self.world, self.job.feed_options.last)
 
-    def _count_steps(self) -> int | None:
-        """Return the steps of the epoch; raise if the ranks would not take the same number."""
+    def count_batches(self) -> int | None:
+        """Return the batches of the epoch; raise if the ranks would not take the same number."""
+        if self._planned_steps is None or self._planned_steps[0] != self.state.epoch:
+            self._planned_steps = self.state.epoch, self._count_batches()
+        return self._planned_steps[1]
+
+    def _count_batches(self) -> int | None:
         steps = self.feed.steps(self.state.epoch, self.state.position)
         if not self.feed.planned or self.world.size == 1:
             return steps
@@ -194,42 +204,43 @@ class Training:
             raise OptionError(f"the ranks see different data: their numbers of steps are {sorted(known)}.")
         return steps
 
-    def _report_step(self, done: int, steps: int | None, loss: float) -> None:
+    def end_batch(self, batch: RankBatch, done: int, steps: int, loss: float) -> None:
+        """Report a batch, after which the optimizer has taken a number of steps, and write a checkpoint if it is due.
+
+        `done` is the number of batches in this epoch so far, since the last restart.
+        """
+        has_stepped = steps > self.state.steps
+        self.state = replace(self.state, steps=steps)
+        total = self.count_batches()
         if self.callbacks.listens_to_steps:
             self.callbacks.notify("on_train_batch_end", done - 1, {"loss": loss})
         if self.job.progress is not None and self.world.rank == 0:
-            self.job.progress.step(self.state.epoch, done, steps, loss)
+            self.job.progress.step(self.state.epoch, done, total, loss)
+        every = self.job.checkpoint_every
+        possible = self.job.folder is not None and self.feed.resumable and batch.position is not None
+        due = every is not None and has_stepped and steps % every == 0
+        if possible and due and done != total and not self._is_done():
+            position = None if batch.position is None else dict(batch.position)
+            tally = self.world.sum(self.backend.tally).tolist()
+            self.write_checkpoint(replace(self.state, position=position, tally=tally), within_epoch=True)
 
     def _is_done(self) -> bool:
         most = self.job.max_steps
         return most is not None and self.state.steps - self.job.steps_before >= most
 
-    def _end_epoch(self, means: dict[str, float]) -> None:
-        """End an epoch: compute its means and those of the validation, and write a checkpoint."""
+    def end_epoch(self, means: dict[str, float], means_of_validation: Mapping[str, float]) -> bool:
+        """Record the means of an epoch; return whether a callback has requested that the training ends."""
         logs: dict[str, Any] = {"epoch": self.state.epoch, **means}
-        if self.validation is not None:
-            means_of_validation = evaluate(self.validation, self.backend, self.world)
-            logs.update({f"val_{name}": value for name, value in means_of_validation.items()})
-        self.backend.epoch_done(logs)
+        logs.update({f"val_{name}": value for name, value in means_of_validation.items()})
         if self.world.rank == 0:
             _log.info("epoch %d: %s", self.state.epoch, means)
         history = [*self.state.history, logs]
         self.state = TrainingState(self.state.epoch + 1, self.state.steps, history=history, run=self.job.run)
         self.callbacks.notify("on_epoch_end", logs["epoch"], {name: logs[name] for name in logs if name != "epoch"})
-        self._write_checkpoint(self.state)
+        return bool(self.world.sum([self.callbacks.stop])[0])  # only rank 0 has callbacks, and all ranks must stop
 
-    # --- checkpoints
-
-    def _is_checkpoint_due(self, batch: RankBatch) -> bool:
-        every = self.job.checkpoint_every
-        possible = self.job.folder is not None and self.feed.resumable and batch.position is not None
-        return possible and every is not None and self.state.steps % every == 0
-
-    def _checkpoint(self, batch: RankBatch) -> None:
-        position = None if batch.position is None else dict(batch.position)
-        tally = self.world.sum(self.backend.tally).tolist()
-        self._write_checkpoint(replace(self.state, position=position, tally=tally))
-
-    def _write_checkpoint(self, state: TrainingState) -> None:
+    def write_checkpoint(self, state: TrainingState, *, within_epoch: bool = False) -> None:
+        """Write a checkpoint, if there is a folder for them. Called on all ranks."""
+        del within_epoch
         if self.job.folder is not None and self.world.rank == 0:
             write_checkpoint(Path(self.job.folder), state, self.backend.save)

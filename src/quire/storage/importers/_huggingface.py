@@ -20,12 +20,12 @@ from quire.storage.importers._source import (
     BATCH_ROWS,
     ForeignDataset,
     ImportOptions,
-    class_name,
     document_class,
     field_names,
     source_errors,
     tensor_annotation,
     to_batch,
+    to_class_name,
 )
 
 INFO, STATE, SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
@@ -163,7 +163,7 @@ def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -
     if not fields:
         raise DecodeError("no class can be inferred from a dataset without rows. Pass document_type=...")
     names = field_names(field.name for field in fields)
-    name = class_name(options.name or "Row")
+    name = to_class_name(options.name or "Row")
     annotations = {
         names[field.name]: _annotation(field, opened.features.get(field.name), f"{name}_{field.name}", options)
         for field in fields

@@ -28,7 +28,7 @@ from quire.storage.importers._source import (
     tensor_annotation,
     to_batch,
 )
-from quire.storage.importers._unpickle import StandIn, TypeName, load_schema
+from quire.storage.importers._unpickle import PickledObject, PickledType, load_schema
 
 SCHEMA_KEY = b"dataset-toolkit.unischema.v1"
 METADATA = "_common_metadata"
@@ -108,7 +108,7 @@ def _read_class(folder: Folder, options: ImportOptions) -> type[Any]:
     with source_errors(where):
         schema = load_schema(metadata[SCHEMA_KEY])
         fields = getattr(schema, "__dict__", {}).get("_fields")
-        if not isinstance(schema, StandIn) or schema.kind != "Unischema" or not isinstance(fields, dict):
+        if not isinstance(schema, PickledObject) or schema.kind != "Unischema" or not isinstance(fields, dict):
             raise DecodeError("the pickle is not a Unischema.")
         names = field_names(fields)
         annotations = {names[name]: _annotation(name, field, options) for name, field in fields.items()}
@@ -116,11 +116,11 @@ def _read_class(folder: Folder, options: ImportOptions) -> type[Any]:
 
 
 def _annotation(name: str, field: Any, options: ImportOptions) -> Any:
-    if not isinstance(field, StandIn) or len(field.arguments) < 3:
+    if not isinstance(field, PickledObject) or len(field.arguments) < 3:
         raise DecodeError(f"{name}: the pickle is not a UnischemaField.")
     # The fields of petastorm's named tuple; older versions have no codec, or no nullable.
     _, dtype, shape, codec, nullable = (*field.arguments, None, False)[:5]
-    kind = codec.kind if isinstance(codec, StandIn) else None
+    kind = codec.kind if isinstance(codec, PickledObject) else None
     if kind is not None and kind not in _CODECS:
         raise DecodeError(f"{name}: {kind} is not a codec of Petastorm's own. Pass document_type=...")
     if kind == "CompressedImageCodec" and options.images == "bytes":
@@ -136,7 +136,7 @@ def _annotation(name: str, field: Any, options: ImportOptions) -> Any:
 
 def _scalar_annotation(name: str, dtype: Any, codec: Any) -> Any:
     spark = getattr(codec, "__dict__", {}).get("_spark_type")
-    if isinstance(spark, StandIn) and spark.kind in _SPARK:
+    if isinstance(spark, PickledObject) and spark.kind in _SPARK:
         return _SPARK[spark.kind]
     type_name = _type_name(dtype)
     if type_name in _TEXTS:
@@ -151,9 +151,9 @@ def _scalar_annotation(name: str, dtype: Any, codec: Any) -> Any:
 
 def _type_name(dtype: Any) -> str:
     """Return the name of a type; of a numpy dtype, its argument, such as 'f4'."""
-    if isinstance(dtype, StandIn) and dtype.arguments:
+    if isinstance(dtype, PickledObject) and dtype.arguments:
         return _type_name(dtype.arguments[0])
-    return dtype.name if isinstance(dtype, TypeName) else str(dtype)
+    return dtype.name if isinstance(dtype, PickledType) else str(dtype)
 
 
 def _dtype(name: str, dtype: Any) -> np.dtype[Any]:

@@ -148,10 +148,10 @@ def document_class(name: str, annotations: Mapping[str, Any]) -> type[Any]:
     for field_name, annotation in annotations.items():
         allows_none = annotation is Any or type(None) in getattr(annotation, "__args__", ())
         fields[field_name] = annotation, None if allows_none else ...
-    return register_class(create_model(class_name(name), __base__=base, **fields))
+    return register_class(create_model(to_class_name(name), __base__=base, **fields))
 
 
-def class_name(name: str) -> str:
+def to_class_name(name: str) -> str:
     """Return a valid class name for any name: 'my-data' becomes 'MyData'."""
     words = re.findall(r"[^\W_]+", name)
     joined = "".join(word[0].upper() + word[1:] for word in words)
