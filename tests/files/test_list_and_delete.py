@@ -12,6 +12,8 @@ from quire import BaseDocument, DocumentArray
 from quire.errors import StorageError, StorageNotFoundError
 from quire.files import delete_file, list_files
 
+pytestmark = pytest.mark.needs("fsspec")
+
 
 class Row(BaseDocument):
     n: int
