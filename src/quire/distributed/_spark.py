@@ -186,7 +186,7 @@ def describe_jobs(session: SparkSession, chain: StageChain) -> Iterator[None]:
     try:
         yield
     finally:
-        context.setLocalProperty(_JOB_DESCRIPTION, None)  # type: ignore[arg-type]
+        context.setLocalProperty(_JOB_DESCRIPTION, None)
 
 
 _JOB_DESCRIPTION = "spark.job.description"
