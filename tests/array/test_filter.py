@@ -551,3 +551,43 @@ def test_filter_of_dataclass_field_matches_equal_values_only() -> None:
     assert [marker.point.x for marker in markers.filter({"point": {"$eq": {"x": 1}}})] == [1]
     with pytest.raises(QueryError, match=r"point"):
         markers.filter({"point": 3})
+
+
+# --- other fields in braces
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"price": {"$gt": "{stock}"}}, lambda book: book.stock is not None and book.price > book.stock),
+        ({"stock": {"$lte": "{authors.age}"}}, lambda b: any((b.stock or 0) <= a.age for a in b.authors)),
+        ({"stock": "{tags.deep.level}"}, lambda book: book.stock == book.tags.get("deep", {}).get("level")),
+        ({"stock": {"$ne": "{stock}"}}, lambda _: False),
+        ({"tags.deep.level": {"$lt": "{tags__deep__level}"}}, lambda _: False),
+        ({"tags.deep.level": {"$lt": "{stock}", "$gte": 1}}, lambda b: "deep" in b.tags and 2 < (b.stock or 0)),
+        ({"$not": {"price": {"$gte": "{price}"}}}, lambda _: False),
+    ],
+)
+def test_path_in_braces_is_another_field_of_the_document(query: Any, expected: Any) -> None:
+    books = library()
+    assert books.filter(query).title == [book.title for book in books if expected(book)]
+    assert books.stack().filter(query).title == books.filter(query).title
+
+
+def test_text_in_braces_is_text_for_fields_that_hold_text() -> None:
+    books = DocumentArray[Book]([Book(title="{price}", tags={"a": "{title}"}), Book(title="b", tags={"a": "b"})])
+    assert len(books.filter({"title": "{price}"})) == 1
+    assert len(books.filter({"title": {"$ne": "{title}"}})) == 2
+    assert len(books.filter({"title": {"$gte": "{nothing}"}})) == 1
+    assert len(books.filter({"tags.a": "{title}"})) == 1
+    assert len(books.filter({"title": {"$in": ["{price}", "b"]}})) == 2
+
+
+def test_path_in_braces_must_exist_and_be_comparable() -> None:
+    books = library()
+    with pytest.raises(PathError, match="Did you mean 'stock'"):
+        books.filter({"price": {"$gt": "{stok}"}})
+    with pytest.raises(QueryError, match=r"Book\.price: cannot compare float with str"):
+        books.filter({"price": {"$gt": "{title}"}})
+    with pytest.raises(QueryError, match="cannot be compared with str"):
+        books.filter({"price": {"$gt": "{stock} "}})

@@ -96,6 +96,16 @@ def test_chunks_have_the_id_of_their_parent(docs: Any) -> None:
     assert loose[-1].parent_id is None
 
 
+def test_assigned_chunks_have_the_id_of_their_parent() -> None:
+    parent = Document(id="p")
+    parent.chunks = [Document(), Document(parent_id="q")]
+    assert parent.chunks.parent_id == ["p", "q"]
+    parent.chunks = DocumentArray([Document(text="a")])
+    assert parent.chunks.parent_id == ["p"]
+    parent.chunks += [Document()]
+    assert parent.chunks.parent_id == ["p", "p"]
+
+
 def test_parents_are_not_kept_alive_or_copied_by_chunks(docs: Any) -> None:
     chunks = Document(chunks=[Document()]).chunks
     chunks.append(Document())  # the parent is gone
@@ -161,6 +171,15 @@ def test_documents_are_found_by_id(docs: Any) -> None:
     assert docs[1] in docs
     with pytest.raises(PathError, match="has the id 'x'"):
         docs["x"]
+
+
+def test_unknown_method_is_not_taken_for_an_id(docs: Any) -> None:
+    with pytest.raises(PathError, match="has no method 'reduce_all', and Document no such field"):
+        docs.reduce_all([docs])
+    with pytest.raises(PathError, match="Did you mean 'traverse_flat'"):
+        docs.traverse_flatt("c")
+    assert not hasattr(docs, "a")  # an id, which is a key: docs['a']
+    assert docs.tags__lang == docs["tags.lang"]
 
 
 def test_attributes_are_read_by_rows_and_names(docs: Any) -> None:
@@ -323,6 +342,18 @@ def test_matches_are_ordered_by_distance(vectors: Any, metric: Any) -> None:
         assert document.id not in document.matches.id
 
 
+@pytest.mark.needs("scipy")
+def test_search_of_sparse_embeddings_is_an_error_that_says_so() -> None:
+    from scipy.sparse import csr_matrix
+
+    docs: Any = DocumentArray.empty(3)
+    docs.embeddings = csr_matrix(np.eye(3))
+    with pytest.raises(QueryError, match=r"search needs dense vectors, got .*toarray\(\)"):
+        docs.match(docs)
+    with pytest.raises(QueryError, match="search needs dense vectors"):
+        docs.find(np.ones(3))
+
+
 def test_match_takes_a_filter_and_a_function(vectors: Any) -> None:
     def manhattan(queries: Any, rows: Any) -> Any:
         return np.abs(queries[:, None] - rows[None]).sum(-1)
@@ -344,6 +375,12 @@ def test_find_takes_several_queries_and_a_filter(vectors: Any) -> None:
 
 
 # --- other sources
+
+
+def test_tags_are_compared_with_other_tags() -> None:
+    docs: Any = DocumentArray([Document(id="a", h=3, w=2), Document(id="b", h=1, w=2), Document(id="c", h=1)])
+    assert docs.find({"tags__h": {"$gt": "{tags__w}"}}).id == ["a"]
+    assert docs.filter({"weight": "{tags.none}"}).id == ["a", "b", "c"]
 
 
 def test_lines_become_documents(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from quire._protocols import is_document_type
 from quire.array._positions import whole_number
 from quire.errors import OptionError, PathError, QueryError, TensorError, check_options, did_you_mean
 from quire.schema import parse_path
-from quire.tensors import framework_of
+from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,8 +113,9 @@ def _to_matrix(values: Any, what: str) -> NDArray[Any]:
     if framework is not None:
         array = framework.to_numpy(values)
     else:
+        vectors = [_to_numpy(value) for value in values]
         try:
-            array = np.array([_to_numpy(value) for value in values])
+            array = np.array(vectors)
         except ValueError as error:
             raise QueryError(f"{what}: the vectors have different lengths.") from error
     if array.ndim != 2 or array.dtype.kind not in "biufV":
@@ -126,6 +127,8 @@ def _to_matrix(values: Any, what: str) -> NDArray[Any]:
 
 def _to_numpy(value: Any) -> NDArray[Any]:
     framework = framework_of(value)
+    if framework is not None and framework.is_sparse(value):
+        raise QueryError(f"search needs dense vectors, got {describe(value)}: convert it first, as by toarray().")
     try:
         return np.asarray(value) if framework is None else framework.to_numpy(value)
     except (ValueError, TensorError) as error:

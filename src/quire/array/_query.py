@@ -10,6 +10,10 @@ unless a member has that value, names. None stands for a missing value, or for a
 that can never match a field is an error, and so is None where a value is never missing. `$exists`, and None after `$ne`
 and `$nin`, are valid for every field: their result is right, also if it is every document or none.
 
+A path in braces refers to another field of the same document, as in DocArray: `{'price': {'$lt': '{cost}'}}`. It does so
+only where it cannot be meant as text, because the values of a query may come from users: for fields that hold no text,
+and in the comparisons of order for values that the schema does not describe, as those of a dict.
+
 A compiled query decides about documents, or about the rows of columns at once; both agree.
 """
 
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 Predicate = Callable[[Any], bool]
 LISTS = (list, tuple, set, frozenset)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _DEEPEST = 64
 """Levels of `$and`, `$or`, `$nor` and `$not` within each other."""
 
@@ -276,6 +281,41 @@ class _Condition(Node):
                 yield self.path, test.name, test.values
 
 
+@dataclass(frozen=True)
+class _Comparison(Node):
+    """A comparison of two fields of a document; through lists, one pair of values must satisfy it."""
+
+    path: FieldPath
+    name: str
+    other: FieldPath
+    where: str
+
+    def test(self, value: Any) -> bool:
+        def holds(left: Any) -> bool:
+            return _matches(value, self.other, lambda right: self._compare_elements(left, right))
+
+        return _matches(value, self.path, holds)
+
+    def _compare_elements(self, left: Any, right: Any) -> bool:
+        lefts = left if isinstance(left, LISTS) else [left]
+        rights = right if isinstance(right, LISTS) else [right]
+        if self.name == "$eq":
+            return equal_values(left, right) or any(equal_values(a, b) for a in lefts for b in rights)
+        return any(
+            _compare(ORDERED[self.name], a, b, self.where, mixed=False)
+            for a in lefts
+            for b in rights
+            if a is not None and b is not None
+        )
+
+    def mask(self, columns: Columns) -> NDArray[np.bool_]:  # noqa: ARG002
+        raise _UndecidedError
+
+    def paths(self) -> Iterator[FieldPath]:
+        yield self.path
+        yield self.other
+
+
 ORDERED: dict[str, Callable[[Any, Any], Any]] = {
     "$in": lambda value, options: value in options,
     "$gt": operator.gt,
@@ -366,12 +406,17 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
         return _Not(_compile(value, schema, depth + 1))
     if key.startswith("$"):
         raise QueryError(f"{key!r} is not an operator here. {did_you_mean(key, ('$and', '$or', '$nor', '$not'))}")
+    path = _parse_key(key, schema)
+    field = None if schema is None else find_field(schema, path)
+    where = key if schema is None else f"{schema.name}.{key}"
+    return _Target(path, field, where, schema).compile(value, depth)
+
+
+def _parse_key(key: str, schema: Schema | None) -> FieldPath:
     path = parse_path(key)
     if schema is not None and "__" in key and len(path) == 1 and key not in schema.by_name:
         path = parse_path(key.replace("__", "."))  # the paths of DocArray; no field has this name
-    field = None if schema is None else find_field(schema, path)
-    where = key if schema is None else f"{schema.name}.{key}"
-    return _Target(path, field, where).compile(value, depth)
+    return path
 
 
 def find_field(schema: Schema, path: FieldPath) -> Field | None:
@@ -476,6 +521,8 @@ class _Target:
     path: FieldPath
     field: Field | None
     where: str
+    schema: Schema | None = None
+    """The schema of the documents, for paths in braces."""
     takes_none: bool = False
     """Whether None is valid for every field: after `$ne`, where it is no mistake, but asks for rows with a value."""
 
@@ -486,6 +533,8 @@ class _Target:
         if not self._has_operators(value):
             if isinstance(value, str) and (main := self._main_text()) is not None:
                 return main.compile(value, depth)
+            if (other := self._placeholder("$eq", value)) is not None:
+                return _Comparison(self.path, "$eq", other, self.where)
             return _Condition(self.path, (self._equal([value]),))
         of_text = {name: argument for name, argument in value.items() if self._is_about_text(name, argument)}
         main = self._main_text() if of_text else None
@@ -495,6 +544,7 @@ class _Target:
             return _All((node, self.compile(rest, depth))) if rest else node
         tests: list[_Test] = []
         negated: list[Node] = []
+        parts: list[Node] = []
         for name, argument in value.items():
             if name == "$not":
                 negated.append(self.compile(argument, depth + 1))
@@ -502,12 +552,27 @@ class _Target:
                 negated.append(replace(self, takes_none=True).compile({_OPPOSITES[name]: argument}, depth + 1))
             elif name == "$exists" and not self._is_true(argument):
                 negated.append(self.compile({"$exists": True}, depth + 1))
+            elif (other := self._placeholder(name, argument)) is not None:
+                parts.append(_Comparison(self.path, name, other, self.where))
             else:
                 tests.append(self._test(name, argument))
-        parts: list[Node] = [_Not(node) for node in negated]
+        parts += [_Not(node) for node in negated]
         if tests:
             parts.append(_Condition(self.path, tuple(tests)))
         return parts[0] if len(parts) == 1 else _All(tuple(parts))
+
+    def _placeholder(self, name: str, value: Any) -> FieldPath | None:
+        """Return the path of the field that a text in braces refers to; None for other values, and for text."""
+        match = _PLACEHOLDER.fullmatch(value) if isinstance(value, str) else None
+        if match is None or not (name == "$eq" or (name in ORDERED and name != "$in")):
+            return None
+        is_open = self.field is None or self.field.kind is FieldKind.ANY
+        if (name == "$eq") if is_open else has_text(self.field):  # type: ignore[arg-type]
+            return None
+        path = _parse_key(match[1], self.schema)
+        if self.schema is not None:
+            find_field(self.schema, path)  # raises an error with the nearest fields
+        return path
 
     def _main_text(self) -> _Target | None:
         """Return the target of the text that documents of the field stand for, as that of `Text`; None for others."""

@@ -194,11 +194,19 @@ class Document(BaseDocument):
                 self.__pydantic_validator__.validate_python(fields, self_instance=self)
             except ValidationError as error:
                 raise explain_unknown_fields(type(self), error) from None
-            chunks = self.chunks
-            if isinstance(chunks, NestedDocumentArray):
-                chunks._adopt(chunks._documents)
+            self._adopt_chunks()
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "chunks":
+                self._adopt_chunks()
 
         __init__.__pydantic_base_init__ = True  # pydantic then validates nested documents without calling it
+
+    def _adopt_chunks(self) -> None:
+        chunks = self.chunks
+        if isinstance(chunks, NestedDocumentArray):
+            chunks._adopt(chunks._documents)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 from typing_extensions import Self, Unpack
 
-from quire.array import DocumentArray, FieldNames, Found, Metric, vector_field
+from quire.array import DocumentArray, FieldNames, Found, Metric, check_method_typo, vector_field
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DocumentTypeError, OptionError, PathError, QueryError, did_you_mean
 from quire.files import read_uri, sample_paths
@@ -150,6 +150,15 @@ class NestedDocumentArray(DocumentArray["Document"]):
         return documents
 
     # --- columns and attributes
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and not self._is_field(name):  # an id is a key only: docs['id']
+            check_method_typo(type(self), self._schema, name)
+            raise PathError(
+                f"{type(self).__name__} has no method {name!r}, and {self._schema.name} no such field. "
+                f"{did_you_mean(name, self._schema.by_name)}"
+            )
+        return super().__getattr__(name)
 
     def _get_attributes(self, rows: Any, names: str | Sequence[str]) -> Any:
         selected = self[rows]
