@@ -111,7 +111,7 @@ class Student(BaseDocument):
 
 def names_of_v2() -> dict[str, Any]:
     import torch
-    from pydantic import create_model
+    from pydantic import TypeAdapter, create_model
 
     from quire.data import MultiModalDataset
 
@@ -136,6 +136,7 @@ def names_of_v2() -> dict[str, Any]:
         **types,
         **public,
         **own,
+        "TypeAdapter": TypeAdapter,
         "list_files": list_files,
         "delete_file": delete_file,
         "docs": docs,
