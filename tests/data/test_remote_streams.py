@@ -669,6 +669,30 @@ def test_store_that_limits_requests_slows_down_all_workers_together(store: Block
     assert 0 < store.throttled < blocks_of(dataset)
 
 
+NO_MASKED_ARRAYS = """
+import sys
+from quire.data import StreamingDataset
+from quire.storage import ReadOptions
+from tests.data.block_store import QUICK, Item
+
+url, cache = sys.argv[1:]
+storage = ReadOptions(cache=cache, remote=QUICK)
+dataset = StreamingDataset[Item](url, 8, shuffle="interleaved", framework="numpy", storage=storage)
+assert "numpy.ma" not in sys.modules, "something else imports it: the test shows nothing"
+assert sum(len(batch) for batch in dataset) == len(dataset.stored)
+assert "numpy.ma" not in sys.modules
+"""
+
+
+def test_epoch_does_not_import_masked_arrays(store: BlockStore, tmp_path: Path) -> None:
+    """The import takes about 9 ms of CPU time, before the first batch."""
+    program = tmp_path / "no_masked_arrays.py"
+    program.write_text(NO_MASKED_ARRAYS)
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-B", str(program), store.url, str(tmp_path / "c")]
+    subprocess.run(command, check=True, timeout=100, env={**os.environ, "PYTHONPATH": paths})
+
+
 FULL_DISK = """
 import resource, sys
 from pathlib import Path

@@ -27,6 +27,7 @@ from quire.distributed._batches import (
     split_evenly,
 )
 from quire.distributed._encoding import DocumentLayout, check_nullable, layout_from_arrow
+from quire.distributed._exchange import PositionRouter, ScatterRows, carried_schema
 from quire.distributed._failures import error_from_text, error_to_text, partition_error
 from quire.distributed._stages import MapChunks, MapRows, UserFunction
 from quire.errors import DocumentTypeError, EncodeError, OptionError
@@ -336,3 +337,19 @@ def test_partition_accepts_arrays_by_name_and_in_order() -> None:
         DocumentShards[Pair].partition([labels, labels, labels])
     with pytest.raises(TypeError, match=r"DocumentShards\[Student\]\.partition"):
         DocumentShards.partition([labels, labels])
+
+
+def test_rows_of_a_partition_that_arrives_in_several_calls_are_routed_as_in_one_call() -> None:
+    """Ray may call a stage several times for a partition, with a block each time."""
+    rows = pa.record_batch({"n": pa.array(range(100))})
+
+    def scatter(*blocks: pa.RecordBatch) -> list[tuple[int, int]]:
+        stage = ScatterRows(rows.schema, PositionRouter(4, seed=3))
+        packs = pa.Table.from_batches([pack for block in blocks for pack in stage.work(2, iter([block]))])
+        return [
+            (target, number)
+            for target, pack in zip(packs["partition"].to_pylist(), packs["pack"].to_pylist(), strict=True)
+            for number in pa.ipc.read_record_batch(pack, carried_schema(rows.schema)).column("n").to_pylist()
+        ]
+
+    assert sorted(scatter(rows[:30], rows[30:70], rows[70:])) == sorted(scatter(rows))

@@ -204,14 +204,14 @@ class ScatterRows(PartitionStage):
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         # Ray may call a stage several times in one task, with a block each time. The rows of the later calls are
         # numbered after those of the earlier ones, so that positions are unique and in the order of the rows.
-        row, offset = 0, self._next_rows.get(partition, 0)
+        row = self._next_rows.get(partition, 0)
         for chunk in rebatch_by_bytes(batches, BLOCK_BYTES):
             positions = np.arange(row, row + len(chunk)) + (partition << _POSITION_BITS)
             targets, hashes = self._router.route(chunk, positions)
-            columns = [*chunk.columns, pa.array(positions + offset), pa.array(hashes)]
+            columns = [*chunk.columns, pa.array(positions), pa.array(hashes)]
             yield self._pack(pa.RecordBatch.from_arrays(columns, schema=self._schema), targets)
             row += len(chunk)
-        self._next_rows[partition] = offset + row
+        self._next_rows[partition] = row
 
     def _pack(self, rows: pa.RecordBatch, targets: NDArray[np.int64]) -> pa.RecordBatch:
         order = np.argsort(targets, kind="stable")

@@ -28,7 +28,7 @@ from quire.storage._block_table import Pieces, count_regions
 from quire.storage._layout import Layout, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._remote_blocks import RemoteBlocks, read_columns
-from quire.storage._row_locations import RowLocations
+from quire.storage._row_locations import RowLocations, sorted_unique
 from quire.storage._sequences import (
     ElementRanges,
     element_dtype,
@@ -353,9 +353,9 @@ class RowReader:
             rows = self.stored_rows(rows)
             units = self._find_units(rows)
             if self.reads_blocks:
-                self._open_blocks(np.unique(units))
+                self._open_blocks(sorted_unique(units))
             elif not (self._opened[units] >= 0).all():
-                self._open_shards(np.unique(units))
+                self._open_shards(sorted_unique(units))
             # Both subtractions are per row: the row's place in its unit, then its place in its record batch.
             virtual = self._opened[units] + rows - self._unit_starts[units]
             batches = self._batch_index.find(virtual)
@@ -372,7 +372,7 @@ class RowReader:
         if not self._is_known.all():
             shards = self._shard_index.find(rows)
             if not self._is_known[shards].all():
-                self._learn_units(np.unique(shards))
+                self._learn_units(sorted_unique(shards))
         return self._unit_index.find(rows)
 
     def _learn_units(self, shards: NDArray[np.int64]) -> None:
