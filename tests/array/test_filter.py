@@ -564,7 +564,7 @@ def test_filter_of_dataclass_field_matches_equal_values_only() -> None:
         ({"stock": "{tags.deep.level}"}, lambda book: book.stock == book.tags.get("deep", {}).get("level")),
         ({"stock": {"$ne": "{stock}"}}, lambda _: False),
         ({"tags.deep.level": {"$lt": "{tags__deep__level}"}}, lambda _: False),
-        ({"tags.deep.level": {"$lt": "{stock}", "$gte": 1}}, lambda b: "deep" in b.tags and 2 < (b.stock or 0)),
+        ({"tags.deep.level": {"$lt": "{stock}", "$gte": 1}}, lambda b: "deep" in b.tags and (b.stock or 0) > 2),
         ({"$not": {"price": {"$gte": "{price}"}}}, lambda _: False),
     ],
 )

@@ -10,9 +10,9 @@ unless a member has that value, names. None stands for a missing value, or for a
 that can never match a field is an error, and so is None where a value is never missing. `$exists`, and None after `$ne`
 and `$nin`, are valid for every field: their result is right, also if it is every document or none.
 
-A path in braces refers to another field of the same document, as in DocArray: `{'price': {'$lt': '{cost}'}}`. It does so
-only where it cannot be meant as text, because the values of a query may come from users: for fields that hold no text,
-and in the comparisons of order for values that the schema does not describe, as those of a dict.
+A path in braces refers to another field of the same document, as in DocArray: `{'price': {'$lt': '{cost}'}}`. It does
+so only where it cannot be meant as text, because the values of a query may come from users: for fields that hold no
+text, and in the comparisons of order for values that the schema does not describe, as those of a dict.
 
 A compiled query decides about documents, or about the rows of columns at once; both agree.
 """
@@ -542,6 +542,10 @@ class _Target:
             rest = {name: argument for name, argument in value.items() if name not in of_text}
             node = main.compile(of_text, depth)
             return _All((node, self.compile(rest, depth))) if rest else node
+        return self._compile_operators(value, depth)
+
+    def _compile_operators(self, value: Mapping[str, Any], depth: int) -> Node:
+        """Compile operators that must all hold."""
         tests: list[_Test] = []
         negated: list[Node] = []
         parts: list[Node] = []
