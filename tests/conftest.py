@@ -41,6 +41,9 @@ from tests.programs import chromium_command, find_chromium, has_java, java_comma
 settings.register_profile("quire", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
 
+# Ray gives its server 30 seconds to start, which a busy machine exceeds.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+
 _CLUSTER = {"ray", "pyspark", "grpc", "node:@grpc/grpc-js"}
 _left_out = pytest.StashKey[dict[str, list[str]]]()
 _stacks = pytest.StashKey[Any]()

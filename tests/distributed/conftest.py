@@ -26,12 +26,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def start_engine() -> Iterator[Callable[[str], Any]]:
     """Return the engine of a name in OPTIONS."""
     from quire.distributed import engine
+    from quire.distributed._ray import ray_is_running
 
     created: dict[str, Any] = {}
     with ExitStack() as stack:
 
         def start(name: str) -> Any:
-            if name not in created:
+            if name not in created or (name == "ray" and not ray_is_running()):  # other tests shut Ray down
                 created[name] = engine("local" if name == "processes" else name, **OPTIONS[name])
                 stack.callback(created[name].close)
             return created[name]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -17,37 +16,6 @@ from quire.services import AsyncClient, Client, endpoint, serve, serve_async
 from tests.services.sample_service import Picture, Score, pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection", "opentelemetry", "opentelemetry.sdk")
-
-
-@pytest.fixture(scope="module")
-def exporter() -> Any:
-    """What has the spans that have ended; a process has one tracer provider."""
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    return exporter
-
-
-@pytest.fixture
-def spans(exporter: Any) -> Iterator[Callable[[int], dict[tuple[str, str], Any]]]:
-    """A function that waits for a number of spans, and returns them by name and kind."""
-    exporter.clear()
-
-    def read(number: int) -> dict[tuple[str, str], Any]:
-        deadline = time.monotonic() + 60
-        while len(exporter.get_finished_spans()) < number:
-            assert time.monotonic() < deadline, exporter.get_finished_spans()
-            time.sleep(0.02)
-        finished = exporter.get_finished_spans()
-        return {(span.name.rpartition("/")[2], span.kind.name): span for span in finished}
-
-    yield read
-    exporter.clear()
 
 
 def current_trace() -> str:

@@ -16,7 +16,6 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import OptionError, SchemaError
 from quire.services import DocumentRoute, endpoint, mount
 from quire.typing import NdArray, float32
-from tests.services.test_grpc_tracing import exporter, spans  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.needs("fastapi")
 
@@ -188,7 +187,7 @@ def test_tensors_of_a_mounted_service_are_plain_lists() -> None:
 
 
 @pytest.mark.needs("opentelemetry", "opentelemetry.sdk", "grpc", "fastapi.telemetry")
-def test_functions_of_routes_run_in_the_spans_of_fastapi(spans: Any) -> None:  # noqa: F811 - the fixture
+def test_functions_of_routes_run_in_the_spans_of_fastapi(spans: Any) -> None:
     from opentelemetry import propagate, trace
 
     def show(docs: DocumentArray[Passage]) -> DocumentArray[Passage]:

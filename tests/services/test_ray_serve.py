@@ -49,6 +49,7 @@ def ray_cluster() -> Iterator[None]:
     import ray
     from ray import serve
 
+    ray.shutdown()  # another file of tests may have started Ray in this process, without GPUs
     ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     OPTIONS.update(port=free_port())
     try:
