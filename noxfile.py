@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import os
 import platform
 import re
@@ -261,11 +262,33 @@ def tests(session: nox.Session) -> None:
         try:
             session.run(*ALL, *allowed, *arguments, env=variables)
         except nox.command.CommandFailed as failure:
-            failures.append(failure)
+            if session.posargs or not pass_when_repeated(session, [*allowed, *arguments], variables):
+                failures.append(failure)
     if failures:
         raise failures[0]
     if missing:
         session.warn(f"without a wheel for Python {session.python or platform.python_version()}: {', '.join(missing)}")
+
+
+UNSTABLE_TESTS = 5  # more failures than these are not a matter of a busy machine
+
+
+def pass_when_repeated(session: nox.Session, arguments: list[str], environment: dict[str, str]) -> bool:
+    """Repeat a few failed tests one after the other in a new process, and return whether they pass.
+
+    Ray, Spark and browsers start servers with time limits of their own, which a busy machine exceeds. Tests that pass
+    only when they are repeated are listed: they need a fix, but do not hide the result of all others.
+    """
+    record = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    failed = sorted(json.loads(record.read_text())) if record.exists() else []
+    if not failed or len(failed) > UNSTABLE_TESTS:
+        return False
+    try:
+        session.run("pytest", "--no-skips", "--last-failed", "--last-failed-no-failures=none", *arguments, env=environment)
+    except nox.command.CommandFailed:
+        return False
+    session.warn(f"failed at first, and passed when repeated: {', '.join(failed)}")
+    return True
 
 
 @nox.session(python=PYTHON)
