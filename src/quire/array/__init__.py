@@ -11,8 +11,9 @@ from quire.array._batch import reads_as_none as reads_as_none
 from quire.array._dataframe import validate_columns as validate_columns
 from quire.array._find import FieldNames as FieldNames
 from quire.array._find import Metric as Metric
+from quire.array._find import NearestRows as NearestRows
+from quire.array._find import check_metric as check_metric
 from quire.array._find import explain_vector_field as explain_vector_field
-from quire.array._find import merge_nearest as merge_nearest
 from quire.array._find import vector_field as vector_field
 from quire.array._parallel import Batches as Batches
 from quire.array._parallel import MapWork as MapWork

@@ -20,7 +20,7 @@ from quire._equality import equal_values
 from quire._parametrize import ParametrizedMeta
 from quire.array import _parallel
 from quire.array._array_io import ArrayIO
-from quire.array._find import FieldNames, Metric, explain_vector_field, find_nearest, vector_field
+from quire.array._find import FieldNames, Metric, NearestRows, explain_vector_field, vector_field
 from quire.array._insert import IdIndex, admit
 from quire.array._positions import (
     batches,
@@ -496,8 +496,9 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
             values = self[field]
         rows = np.array([row for row, vector in enumerate(values) if vector is not None], np.int64)
         vectors = [values[row] for row in rows.tolist()]
-        results = find_nearest(vectors, rows, queries, field, metric, limit)
-        return [Found(self[nearest], scores) for nearest, scores in results]
+        search = NearestRows(queries, field, metric, limit)
+        search.add(rows, vectors)
+        return [Found(self[nearest], scores) for nearest, scores in search.results()]
 
     # --- parallel work
 

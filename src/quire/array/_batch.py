@@ -22,7 +22,7 @@ from quire._protocols import is_document_type
 from quire.array import _parallel, _serialization
 from quire.array._array import DocumentArray, Found, bind, check_method_typo, html, name_framework, resolve_annotation
 from quire.array._dataframe import columns_from_frame
-from quire.array._find import FieldNames, Metric, explain_vector_field, find_nearest, vector_field
+from quire.array._find import FieldNames, Metric, NearestRows, explain_vector_field, vector_field
 from quire.array._insert import admit
 from quire.array._positions import (
     batches,
@@ -347,25 +347,23 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out."""
-        results = self._find_rows(queries, vector_field(field, names), metric, limit)
-        return [Found(self.take(nearest).unstack(), scores) for nearest, scores in results]
+        field = vector_field(field, names)
+        search = NearestRows(queries, field, metric, limit)
+        search.add(*self._vectors(field))
+        return [Found(self.take(nearest).unstack(), scores) for nearest, scores in search.results()]
 
-    def _find_rows(
-        self, queries: Any, field: str, metric: Metric, limit: int
-    ) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
-        """Return the positions and scores of the nearest rows for each query."""
+    def _vectors(self, field: str) -> tuple[NDArray[np.int64], Any]:
+        """Return the positions of the rows that have a vector, and the vectors."""
         with explain_vector_field():
             column = self.column(field)
         if len(column) != len(self):
             raise QueryError(f"{field}: a search goes over one vector a row, not over the documents of arrays.")
         rows = np.flatnonzero(column.valid_rows())
-        vectors: Any
         if isinstance(column, TensorColumn):
-            vectors = column.framework.to_numpy(column.data)[rows]
-        else:
-            values = column.values()
-            vectors = [values[row] for row in rows.tolist()]
-        return find_nearest(vectors, rows, queries, field, metric, limit)
+            data = column.framework.to_numpy(column.data)
+            return rows, data if len(rows) == len(data) else data[rows]
+        values = column.values()
+        return rows, [values[row] for row in rows.tolist()]
 
     # --- parallel work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 Metric = Literal["cosine", "dot", "euclidean", "cosine_sim", "euclidean_dist"]
 _OLD_METRICS: dict[str, Metric] = {"cosine_sim": "cosine", "euclidean_dist": "euclidean"}
 """The names of DocArray for metrics with the same scores."""
-_BLOCK = 256
-"""Queries that are compared with all rows at once."""
+METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
+_QUERIES = 256
+"""Queries that are compared with a block of rows at once."""
+_BLOCK_BYTES = 4 << 20
+"""Bytes of vectors that are compared at a time."""
 
 
 class FieldNames(TypedDict, total=False):
@@ -48,45 +51,92 @@ def explain_vector_field() -> Iterator[None]:
         raise PathError(f"{error.args[0]} Pass the field that holds the vectors: find(query, 'field').") from None
 
 
-def find_nearest(
-    vectors: Any, rows: NDArray[np.int64], queries: Any, field: str, metric: Metric, limit: int
-) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Return the positions and scores of the nearest rows for each query, best first.
+class NearestRows:
+    """Collects the nearest rows to each of many queries from blocks of rows; every search of quire ends here.
 
-    `vectors` are those of `rows`, which are the positions of the rows that have one. A query is a vector, or a document
-    whose field is the vector. Scores are similarities for 'cosine' and 'dot' (larger is nearer) and distances for
-    'euclidean' (smaller is nearer).
+    A query is a vector, or a document whose field is the vector. Scores are similarities for 'cosine' and 'dot' (larger
+    is nearer) and distances for 'euclidean' (smaller is nearer). Of rows with equal scores, the first ones are kept.
     """
+
+    def __init__(self, queries: Any, field: str, metric: Metric, limit: int) -> None:
+        self.metric = check_metric(metric)
+        self.limit = whole_number("limit", limit)
+        if self.limit < 0:
+            raise QueryError(f"limit={limit}: it cannot be negative.")
+        self._field = field
+        targets = _query_matrix(queries, field)
+        if np.isnan(targets).any():
+            raise QueryError("the queries have NaN in their vectors, which is near to nothing.")
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._targets = _normalize(targets) if self.metric == "cosine" else targets
+        nothing = np.empty(0, np.int64), np.empty(0, targets.dtype)
+        self._best: list[tuple[NDArray[np.int64], NDArray[Any]]] = [nothing for _ in targets]
+
+    def add(self, rows: NDArray[np.int64], vectors: Any) -> None:
+        """Compare the vectors of some rows, which come after all earlier ones."""
+        if not len(rows):
+            return
+        matrix = _to_matrix(vectors, self._field)
+        if len(self._targets) and matrix.shape[1] != self._targets.shape[1]:
+            raise QueryError(
+                f"the queries have {self._targets.shape[1]} dimensions, the documents {matrix.shape[1]}."
+            )
+        # A block of vectors is still in the cache of the processor when its lengths are computed after its products.
+        height = max(256, _BLOCK_BYTES // max(1, matrix.itemsize * matrix.shape[1]))
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which sorts last
+            for start in range(0, len(matrix), height):
+                self._add_block(rows[start : start + height], matrix[start : start + height])
+
+    def _add_block(self, rows: NDArray[np.int64], block: NDArray[Any]) -> None:
+        lengths = None
+        if self.metric == "cosine":
+            lengths = np.sqrt(np.einsum("ij,ij->i", block, block))
+            lengths[lengths == 0] = 1  # zero vectors have the score 0
+        for start in range(0, len(self._targets), _QUERIES):
+            targets = self._targets[start : start + _QUERIES]
+            if self.metric == "euclidean":
+                # Differences, not the expanded square: close rows keep their precision.
+                scores = np.stack([_measure_distances(block, target) for target in targets])
+            else:
+                scores = targets @ block.T
+            if lengths is not None:
+                scores /= lengths
+            for query, of_query in enumerate(scores, start):
+                self._keep_best(query, rows, of_query)
+
+    def _keep_best(self, query: int, rows: NDArray[np.int64], scores: NDArray[Any]) -> None:
+        """Merge the scores of a block into the best ones of a query."""
+        smallest = self.metric == "euclidean"
+        best_rows, best = self._best[query]
+        if len(best) == self.limit and len(best) and not np.isnan(best[-1]):
+            # Most blocks have few rows that are better than the last one kept; only those are sorted.
+            better = np.flatnonzero(scores < best[-1] if smallest else scores > best[-1])
+            if not len(better):
+                return
+            rows, scores = rows[better], scores[better]
+        order = _select_best(scores, self.limit, smallest=smallest)
+        if len(best):
+            rows, scores = np.concatenate([best_rows, rows[order]]), np.concatenate([best, scores[order]])
+            order = _select_best(scores, self.limit, smallest=smallest)
+        self._best[query] = rows[order], scores[order]
+
+    def results(self) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Return the rows and scores for each query, best first."""
+        return list(self._best)
+
+
+def check_metric(metric: Metric) -> Metric:
+    """Return the current name of a metric; one that is unknown is an error."""
     metric = _OLD_METRICS.get(metric, metric)
-    if metric not in ("cosine", "dot", "euclidean"):
-        raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), ('cosine', 'dot', 'euclidean'))}")
-    limit = whole_number("limit", limit)
-    if limit < 0:
-        raise QueryError(f"limit={limit}: it cannot be negative.")
-    targets = _query_matrix(queries, field)
-    if np.isnan(targets).any():
-        raise QueryError("the queries have NaN in their vectors, which is near to nothing.")
-    matrix = _to_matrix(vectors, field) if len(rows) else targets[:0]
-    if len(matrix) and len(targets) and matrix.shape[1] != targets.shape[1]:
-        raise QueryError(f"the queries have {targets.shape[1]} dimensions, the documents {matrix.shape[1]}.")
-    results = []
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which sorts last
-        if metric == "cosine":
-            matrix, targets = _normalize(matrix), _normalize(targets)
-        for start in range(0, len(targets), _BLOCK):
-            for scores in _compute_scores(matrix, targets[start : start + _BLOCK], metric):
-                order = _select_best(scores, limit, smallest=metric == "euclidean")
-                results.append((rows[order], scores[order]))
-    return results
+    if metric not in METRICS:
+        raise QueryError(f"{metric!r} is not a metric. {did_you_mean(str(metric), METRICS)}")
+    return metric
 
 
-def merge_nearest(
-    parts: Sequence[tuple[NDArray[np.int64], NDArray[Any]]], metric: Metric, limit: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return the best of the rows that `find_nearest` found in several blocks, which are in the order of the rows."""
-    rows, scores = (np.concatenate(values) for values in zip(*parts, strict=True))
-    order = _select_best(scores, limit, smallest=_OLD_METRICS.get(metric, metric) == "euclidean")
-    return rows[order], scores[order]
+def _measure_distances(rows: NDArray[Any], target: NDArray[Any]) -> NDArray[Any]:
+    differences = rows - target
+    distances: NDArray[Any] = np.sqrt(np.einsum("ij,ij->i", differences, differences))
+    return distances
 
 
 def _query_matrix(queries: Any, field: str) -> NDArray[Any]:
@@ -133,15 +183,6 @@ def _to_numpy(value: Any) -> NDArray[Any]:
         return np.asarray(value) if framework is None else framework.to_numpy(value)
     except (ValueError, TensorError) as error:
         raise QueryError(f"a vector cannot be read: {error}") from error
-
-
-def _compute_scores(rows: NDArray[Any], block: NDArray[Any], metric: Metric) -> NDArray[Any]:
-    if not len(rows):
-        return np.zeros((len(block), 0), block.dtype)
-    if metric == "euclidean":  # differences, not the expanded square: close rows keep their precision
-        return np.stack([np.linalg.norm(rows - query, axis=1) for query in block])
-    scores: NDArray[Any] = block @ rows.T
-    return scores
 
 
 def _normalize(vectors: NDArray[Any]) -> NDArray[Any]:

@@ -31,6 +31,7 @@ from quire.array import (
     Found,
     MapWork,
     Metric,
+    NearestRows,
     bind,
     check_method_typo,
     explain_vector_field,
@@ -38,7 +39,6 @@ from quire.array import (
     html,
     map_batches,
     map_documents,
-    merge_nearest,
     resolve_index,
     resolve_positions,
     sample_positions,
@@ -282,12 +282,13 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
             schema.resolve(parse_path(field))
         vectors = self.narrow(map(join_path, paths_within(schema, [parse_path(field)], self._paths)))._row_reader
         batch_type: Any = DocumentBatch[self.document_type]  # type: ignore[name-defined]
-        parts, start = [], 0
+        search = NearestRows(queries, field, metric, limit)
+        start = 0
         for columns in vectors.read_parts() if len(self) else [vectors.gather(np.arange(0))]:
-            results = batch_type._wrap(columns)._find_rows(queries, field, metric, limit)
-            parts.append([(start + rows, scores) for rows, scores in results])
+            rows, matrix = batch_type._wrap(columns)._vectors(field)
+            search.add(start + rows, matrix)
             start += len(columns)
-        nearest = [merge_nearest(results, metric, limit) for results in zip(*parts, strict=True)]
+        nearest = search.results()
         # The nearest rows of all queries are read at once, and a row that is near to several queries is read once.
         positions = np.unique(np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in nearest)]))
         batch = self._with_state(rows=self._row_reader.stored_rows(positions)).read()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from quire.array import NearestRows
 from quire.columns import Columns, ScalarColumn, TensorColumn
 from quire.errors import QueryError
 from quire.schema import FieldKind, parse_path
@@ -53,25 +54,15 @@ class Embeddings:
     def nearest(self, row: int, path: str, metric: Metric, limit: int) -> Neighbours:
         """Return the nearest rows of a row, without the row itself; exact unless the dataset is too large."""
         query = self._read_vector(row, path)
-        unit = query / (float(np.linalg.norm(query)) or 1.0)
-        best = np.zeros(0, np.float64), np.zeros(0, np.int64)
+        search = NearestRows([query], path, metric, limit + 1)  # the row itself is one of them
         compared = 0
         for rows, matrix in self._iter_blocks(path, len(query)):
             compared += len(rows)
-            if metric == "cosine":
-                norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix))
-                norms[norms == 0] = np.inf
-                keys = ((matrix @ unit) / norms).astype(np.float64)
-            else:
-                # |a|^2 - 2ab + |b|^2 would need no copy, but loses the digits in which near rows differ.
-                differences = matrix - query
-                keys = -np.sqrt(np.einsum("ij,ij->i", differences, differences)).astype(np.float64)
-            keys[~np.isfinite(keys) | (rows == row)] = -np.inf
-            best = _keep_best(best, keys, rows, limit)
-        keys, rows = best
-        is_valid = np.isfinite(keys)
-        scores = keys[is_valid] if metric == "cosine" else -keys[is_valid]
-        return Neighbours(rows[is_valid].tolist(), [float(each) for each in scores], compared, len(self._pages))
+            search.add(rows, matrix)
+        [(rows, scores)] = search.results()
+        kept = np.isfinite(scores) & (rows != row)
+        rows, scores = rows[kept][:limit], scores[kept][:limit]
+        return Neighbours(rows.tolist(), [float(score) for score in scores], compared, len(self._pages))
 
     def _read_vector(self, row: int, path: str) -> NDArray[Any]:
         self._check_vectors(path)
@@ -172,22 +163,6 @@ def _to_vector(value: Any) -> NDArray[np.float32] | None:
         return None
     array = framework.to_numpy(value)
     return array.astype(np.float32) if array.ndim == 1 and array.size and array.dtype.kind in "biufV" else None
-
-
-def _keep_best(
-    best: tuple[NDArray[np.float64], NDArray[np.int64]],
-    keys: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    limit: int,
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Merge the keys of a block into the greatest keys so far; of equal keys, earlier rows win."""
-    if len(keys) > limit:  # in linear time: only keys that can be among the greatest are sorted below
-        threshold = np.partition(keys, len(keys) - limit)[len(keys) - limit]
-        candidates = np.flatnonzero(keys >= threshold)
-        keys, rows = keys[candidates], rows[candidates]
-    keys, rows = np.concatenate([best[0], keys]), np.concatenate([best[1], rows])
-    order = np.lexsort((rows, -keys))[:limit]
-    return keys[order], rows[order]
 
 
 def project_pca(matrix: NDArray[Any]) -> tuple[NDArray[np.float64], list[float]]:
