@@ -14,6 +14,7 @@ import pytest
 
 import quire
 from quire.cli import main
+from quire.cli._main import COMMANDS
 from tests.cli.commands import ENVIRONMENT, command, run, students
 
 SLOW = """
@@ -101,14 +102,54 @@ def test_errors_have_an_exit_code_and_one_line(arguments: list[str], code: int, 
 
 def test_command_without_arguments_prints_its_help(folder: Path) -> None:
     done = run(folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: quire ")
-    assert "quire convert rows.csv rows.parquet" in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: quire ")
+    assert "quire convert rows.csv rows.parquet" in done.stdout
+    assert done.stdout == run(folder, "--help").stdout
 
 
 def test_version_is_that_of_the_package(folder: Path) -> None:
     done = run(folder, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"quire {quire.__version__}\n", "")
+
+
+SERVICES = """
+import math
+from quire import BaseDocument, DocumentArray
+
+class Student(BaseDocument):
+    name: str
+
+rows = DocumentArray[Student]([Student(name='Ada')])
+number = 5
+
+def embed(docs: DocumentArray[Student]) -> DocumentArray[Student]:
+    return docs
+
+class Model:
+    def __init__(self, path): ...
+    def embed(self, docs: DocumentArray[Student]) -> DocumentArray[Student]: ...
+"""
+
+
+@pytest.mark.needs("grpc")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("number", "services:number is of the type int, and not a service: name a function on documents"),
+        ("rows", "services:rows is of the type DocumentArray[Student], and not a service"),
+        ("math", "services:math is of the type module, and not a service"),
+        ("Student", "Student is a document class, and not a service"),
+        ("Model", "services:Model cannot be created without arguments (missing a required argument: 'path')"),
+        ("embde", "Did you mean 'embed'?"),
+    ],
+)
+def test_serve_says_what_is_not_a_service(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "services.py").write_text(SERVICES)
+    done = run(tmp_path, "serve", f"services:{name}", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_verify_json_lists_damaged_files(folder: Path) -> None:
@@ -206,7 +247,7 @@ def test_help_is_coloured_onlyrun_on_terminal(folder: Path) -> None:
 
 
 def test_help_of_every_command_has_examples_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("inspect", "head", "stats", "convert", "verify", "proto", "serve", "view", "bench-read", "plan"):
+    for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
         help_text = capsys.readouterr().out

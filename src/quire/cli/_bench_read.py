@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire.cli._command import (
     add_command,
     add_dataset_arguments,
+    add_json_argument,
     non_negative_int,
     open_streaming_dataset,
     positive_int,
@@ -40,7 +41,7 @@ def add_bench_read(commands: Subparsers) -> None:
         "--workers", type=non_negative_int, default=0, help="worker processes of a DataLoader, instead of threads"
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="the duration of the measurement (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -40,36 +40,33 @@ COMMANDS = {
     "view": "_view",
     "bench-read": "_bench_read",
     "plan": "_plan",
+    "doctor": "_doctor",
+    "completion": "_completion",
 }
 EPILOG = """\
 examples:
   quire inspect pictures/                        show the schema, rows and sizes of a dataset
   quire convert rows.csv rows.parquet            convert a file to another format
+  quire doctor                                   check the installation
   quire COMMAND --help                           show the options of a command
 
 exit codes:
   0    success
-  1    error in the data or in the request
-  2    invalid usage
+  1    the command failed: the data, a file or the request has an error, or doctor found a problem
+  2    the command line is wrong: an unknown command or option, or a missing argument
   3    verify found damaged data
-  130  interrupted
-  141  output pipe closed
+  130  stopped by Ctrl-C
+  141  the program that read the output has ended
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (`sys.argv` by default) and return its exit code."""
-    parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"quire {import_module('quire').__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with pause_garbage_collection():
-        for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:
-            module = import_module(f"quire.cli.{COMMANDS[name]}")
-            getattr(module, f"add_{name.replace('-', '_')}")(commands)
+    parser = make_parser(*arguments[:1])
     if not arguments:
-        parser.print_help(sys.stderr)
-        return MISUSED
+        parser.print_help()
+        return 0
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         parser.error(f"there is no command {arguments[0]!r}. {did_you_mean(arguments[0], COMMANDS)}")
     options = parser.parse_args(arguments)
@@ -91,6 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return FAILED
     return code or 0
+
+
+def make_parser(command: str | None = None) -> Parser:
+    """Return the parser of one command, or of all if the name is not that of a command."""
+    parser = Parser(prog="quire", description="Typed multimodal documents.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"quire {import_module('quire').__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    with pause_garbage_collection():
+        for name in [command] if command in COMMANDS else COMMANDS:
+            module = import_module(f"quire.cli.{COMMANDS[name]}")
+            getattr(module, f"add_{name.replace('-', '_')}")(commands)
+    return parser
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli._command import (
     add_command,
     add_dataset_arguments,
+    add_json_argument,
     open_streaming_dataset,
     positive_int,
     write_json,
@@ -50,7 +51,7 @@ def add_plan(commands: Subparsers) -> None:
     )
     parser.add_argument("--latency", type=parse_seconds, default="30ms", help="time of a round trip (%(default)s)")
     parser.add_argument("--cache-bytes", type=parse_bytes, help="room of the cache (default: as on this machine)")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    add_json_argument(parser)
     parser.add_argument("--plot", metavar="FILE", help="write a plot of the plan, such as plan.svg or plan.png")
 
 

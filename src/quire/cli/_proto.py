@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli._command import add_command, import_document_type, import_object, write_json
+from quire.cli._command import add_command, add_json_argument, import_document_type, import_object, write_json
 from quire.codec import proto_schema
 from quire.errors import SchemaError
 from quire.files import open_target
@@ -34,7 +34,7 @@ def add_proto(commands: Subparsers) -> None:
     )
     parser.add_argument("--package", help="the package of the .proto (default: that of the previous one)")
     parser.add_argument("--output", type=Path, help="the file to write (default: print the text)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from quire.cli._command import add_command, import_object, write_json
+from quire._protocols import is_document_type
+from quire.array import DocumentArray, DocumentBatch
+from quire.cli._command import (
+    add_command,
+    add_json_argument,
+    import_object,
+    non_negative_int,
+    positive_int,
+    write_json,
+)
+from quire.document import BaseDocument
+from quire.errors import SchemaError, did_you_mean
 
 if TYPE_CHECKING:
     from quire.cli._command import Subparsers
@@ -28,11 +41,15 @@ def add_serve(commands: Subparsers) -> None:
     parser = add_command(commands, "serve", summary, _EXAMPLES, run)
     parser.add_argument("service", nargs="+", help="one or more functions or classes, like my.module:embed")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=50051, help="the port, 0 for any free port (%(default)s)")
     parser.add_argument(
-        "--workers", type=int, help="processes that share the port; SIGHUP restarts them one after the other"
+        "--port", type=non_negative_int, default=50051, help="the port, 0 for any free port (%(default)s)"
     )
-    parser.add_argument("--metrics", type=int, metavar="PORT", help="the port of Prometheus metrics, over HTTP")
+    parser.add_argument(
+        "--workers", type=positive_int, help="processes that share the port; SIGHUP restarts them one after the other"
+    )
+    parser.add_argument(
+        "--metrics", type=non_negative_int, metavar="PORT", help="the port of Prometheus metrics, over HTTP"
+    )
     parser.add_argument("--proto", type=Path, help="the .proto file that other languages use, from `quire proto`")
     parser.add_argument("--certificate", type=Path, help="the server's certificate, for TLS")
     parser.add_argument("--key", type=Path, help="the private key of the certificate")
@@ -40,13 +57,43 @@ def add_serve(commands: Subparsers) -> None:
     parser.add_argument(
         "--grace", type=float, default=30.0, help="seconds that running calls have to finish (%(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print the address and the endpoints as one line of JSON")
+    add_json_argument(parser)
+
+
+def import_service(name: str) -> Any:
+    """Import a function, a class, an object with methods, or a list of them; raise `SchemaError` for other values."""
+    service = import_object(name)
+    is_value = type(service).__module__ == "builtins" and not inspect.isroutine(service)
+    is_value = is_value and not isinstance(service, (type, list, tuple))
+    if is_value or isinstance(service, (ModuleType, BaseDocument, DocumentArray, DocumentBatch)):
+        functions = [
+            key
+            for key, value in vars(importlib.import_module(name.partition(":")[0])).items()
+            if inspect.isfunction(value)
+        ]
+        kind = "None" if service is None else f"of the type {type(service).__name__}"
+        hint = f" {did_you_mean(name.partition(':')[2], functions)}" if functions else ""
+        raise SchemaError(
+            f"{name} is {kind}, and not a service: name a function on documents, such as `def embed(docs: "
+            f"DocumentArray[Image]) -> DocumentArray[Image]`, or a class or an object with such methods.{hint}"
+        )
+    if isinstance(service, type) and not is_document_type(service):
+        try:
+            inspect.signature(service).bind()
+        except TypeError as error:
+            raise SchemaError(
+                f"{name} cannot be created without arguments ({error}): create the object in the module, as "
+                f"`service = {service.__name__}(...)`, and serve {name.partition(':')[0]}:service."
+            ) from None
+        except ValueError:  # a class without a signature
+            pass
+    return service
 
 
 def run(options: argparse.Namespace) -> None:
     """Serve until the process is interrupted."""
     services = importlib.import_module("quire.services")
-    targets = [import_object(name) for name in options.service]
+    targets = [import_service(name) for name in options.service]
     server_options: dict[str, Any] = {"grace": options.grace}
     for name in ("proto", "workers", "metrics"):
         if getattr(options, name) is not None:

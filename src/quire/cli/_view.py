@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli._command import (
     add_command,
+    add_json_argument,
     add_source_arguments,
     import_document_type,
     non_negative_int,
@@ -39,7 +40,7 @@ def add_view(commands: Subparsers) -> None:
     parser.add_argument("--port", type=non_negative_int, default=0, help="the port (default: any free port)")
     parser.add_argument("--files", action="store_true", help="show files of the dataset's folder that the data names")
     parser.add_argument("--no-browser", action="store_true", help="print the address, but open no browser")
-    parser.add_argument("--json", action="store_true", help="print the address as one line of JSON")
+    add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:

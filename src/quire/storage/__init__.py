@@ -28,6 +28,7 @@ from quire.storage._arrow_codec import is_list_type as is_list_type
 from quire.storage._arrow_codec import read_extension as read_extension
 from quire.storage._block_table import checksum as checksum
 from quire.storage._cache import ShardCache
+from quire.storage._cache import default_folder as default_folder
 from quire.storage._dataset import Location as Location
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset import find_dataset as find_dataset
