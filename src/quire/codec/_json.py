@@ -15,13 +15,14 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
+from pydantic_core import from_json as parse_json
 
 from quire._extra_fields import Extra, document_validator, rows_validator
 from quire.codec._errors import decode_error
 from quire.codec._readback import check_read_back, uncertain_fields
 from quire.codec._text_files import TextSource, TextTarget, source_name, text_lines, text_writer
 from quire.errors import DecodeError, EncodeError, OptionError
-from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP
+from quire.schema import NAMES_AND_ALIASES, ROUND_TRIP, Field, FieldKind, Schema
 from quire.tensors import describe
 
 DocumentT = TypeVar("DocumentT")
@@ -50,9 +51,50 @@ def to_json(
     except (PydanticSerializationError, UnicodeError) as error:
         place, reason = _find_cause(document, tensors, error)
         raise EncodeError(f"{type(document).__name__}{where}{place}: {reason}") from error
+    if not _has_limited_depth(schema) or document.__pydantic_extra__:
+        _check_depth(document, text, where)
     if check:
         check_read_back(document, lambda: from_json(type(document), text), "JSON", where)
     return text
+
+
+_MAX_DEPTH = 199
+"""The levels of lists and objects that can be read back: pydantic's parser allows 200, and an array adds one."""
+
+
+def _check_depth(document: BaseModel, text: str, where: str) -> None:
+    """Raise an error for JSON that is nested too deeply to be read back; pydantic writes about 50 levels more."""
+    if text.count("[") + text.count("{") <= _MAX_DEPTH:  # the usual case, without another look at the values
+        return
+    try:
+        parse_json(f"[{text}]")
+    except ValueError as error:
+        raise EncodeError(
+            f"{type(document).__name__}{where}: its values are nested more than {_MAX_DEPTH} levels deep, and JSON of "
+            "that depth could not be read back. Keep deep trees as a list of documents that name their parents."
+        ) from error
+
+
+def _has_limited_depth(schema: Schema) -> bool:
+    """Return whether the fields of a class alone limit how deeply its JSON is nested."""
+    is_limited: bool | None = schema.notes.get("limited depth")
+    if is_limited is None:
+        is_limited = schema.notes["limited depth"] = not _may_nest(schema, frozenset())
+    return is_limited
+
+
+def _may_nest(schema: Schema, outer: frozenset[Any]) -> bool:
+    outer |= {schema.document_type}
+    if schema.document_type.model_config.get("extra") == "allow":
+        return True
+
+    def may_nest(field: Field) -> bool:
+        if field.kind in (FieldKind.DOCUMENT, FieldKind.DOCUMENTS):
+            nested = field.document_type
+            return nested in outer or _may_nest(nested.document_schema(), outer)
+        return field.kind is FieldKind.ANY or any(map(may_nest, field.items))
+
+    return any(map(may_nest, schema.fields))
 
 
 _WRAPPER_TEXT = re.compile(r"^(Error serializing to JSON: )?(\w+: )?(Error calling function `\w+`: )?(?=\w+Error: )")
