@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
-from quire.data import MixedDataset, MultiModalDataset, StreamingDataset, decode_image
+from quire.data import MixedDataset, MultiModalDataset, StreamingDataset, decode_image, from_spark
 from quire.distributed import DocumentShards
 from quire.distributed import engine as engine_by_name
 from quire.distributed.estimator import Estimator
 from quire.errors import OptionError, QuireError, UnknownOptionError
+from quire.parallel import parallel_map
 from quire.services import AsyncClient, Client, endpoint, serve, serve_async
 from quire.storage import DatasetWriter, StoredDataset, open_dataset, write_dataset
 
@@ -85,6 +86,14 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda _: MixedDataset([], weigths=[1]),  # type: ignore[call-overload]
         "MixedDataset has no option 'weigths'. Did you mean 'weights'?",
     ),
+    "MultiModalDataset, a class": (
+        lambda _: MultiModalDataset(ROWS, document_type=Row),  # type: ignore[call-arg]
+        "MultiModalDataset has no option 'document_type'. The class of the documents is named in brackets, as in ",
+    ),
+    "StreamingDataset, a class": (
+        lambda folder: StreamingDataset(folder / "rows", 2, document_type=Row),  # type: ignore[call-arg]
+        "StreamingDataset has no option 'document_type'. The class of the documents is named in brackets, as in ",
+    ),
     "MultiModalDataset": (
         lambda _: MultiModalDataset[Row](ROWS, mising="mask"),  # type: ignore[call-arg]
         "MultiModalDataset[Row] has no option 'mising'. Did you mean 'missing'?",
@@ -149,6 +158,26 @@ CALLS: dict[str, tuple[Any, str]] = {
     "map": (
         lambda _: ROWS.map(keep, num_wokers=2),  # type: ignore[call-arg]
         "map has no option 'num_wokers'. Did you mean 'num_workers' or 'num_worker'?",
+    ),
+    "parallel_map": (
+        lambda _: parallel_map(keep, [1], num_worker=2),  # type: ignore[call-arg]
+        "parallel_map has no option 'num_worker'. Did you mean 'num_workers'?",
+    ),
+    "to_tf_dataset": (
+        lambda _: MultiModalDataset[Row](ROWS).to_tf_dataset(2, shufle=True),  # type: ignore[call-arg]
+        "to_tf_dataset has no option 'shufle'. Did you mean 'shuffle'?",
+    ),
+    "from_spark": (
+        lambda _: from_spark(None, Row, cach="x"),  # type: ignore[call-arg]
+        "from_spark has no option 'cach'. Did you mean 'cache'?",
+    ),
+    "DocumentShards.map_groups": (
+        lambda _: DocumentShards[Row].from_documents(ROWS).group_by("n").map_groups(keep, as_batches=True),  # type: ignore[call-arg]
+        "map_groups has no option 'as_batches'. Did you mean 'as_batch'?",
+    ),
+    "push_to_hub": (
+        lambda folder: open_dataset(folder / "rows").push_to_hub("user/rows", privat=True),  # type: ignore[call-arg]
+        "push_to_hub has no option 'privat'. Did you mean 'private'?",
     ),
     "map of a batch": (
         lambda _: BATCH.map(keep, windw=2),  # type: ignore[call-arg]

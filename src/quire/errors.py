@@ -249,7 +249,10 @@ def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> No
     names = list(known)
     unknown = next((name for name in options if name not in names), None)
     if unknown is not None:
-        raise UnknownOptionError(f"{call} has no option {unknown!r}. {did_you_mean(unknown, names)}")
+        hint = did_you_mean(unknown, names)
+        if unknown == "document_type":
+            hint = "The class of the documents is named in brackets, as in DocumentArray[Photo]."
+        raise UnknownOptionError(f"{call} has no option {unknown!r}. {hint}")
 
 
 def reject_unknown_options(function: F) -> F:

@@ -332,6 +332,7 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
             batch = self.__getitems__(rows)
             yield batch if framework is None else convert_batch(batch, framework)
 
+    @reject_unknown_options
     def to_tf_dataset(
         self,
         batch_size: int,

@@ -23,7 +23,7 @@ from quire.data._frameworks import Paths
 from quire.data._stream_options import Streaming
 from quire.data._streaming import StreamingDataset
 from quire.document import BaseDocument
-from quire.errors import OptionError, SchemaError, StorageError, did_you_mean
+from quire.errors import OptionError, SchemaError, StorageError, did_you_mean, reject_unknown_options
 from quire.files import RemoteOptions, open_folder, scheme_of
 from quire.storage import class_from_arrow, list_plain_files, read_arrow_schema
 
@@ -262,6 +262,7 @@ def _with_epochs(streaming: Streaming, epochs: int | None, framework: str) -> St
     return {"framework": framework, **streaming, "epochs": epochs}
 
 
+@reject_unknown_options
 def from_spark(
     frame: Any,
     document_type: type[DocT] | None = None,

@@ -18,7 +18,7 @@ from quire.distributed._prefetch import until_stopped
 from quire.distributed._resources import Resources, check_resources
 from quire.distributed._stages import MapChunks, UserFunction, find_target, list_documents
 from quire.document import BaseDocument
-from quire.errors import OptionError, SchemaError, did_you_mean
+from quire.errors import OptionError, SchemaError, did_you_mean, reject_unknown_options
 from quire.schema import FieldKind, FieldPath, join_path, parse_path
 
 if TYPE_CHECKING:
@@ -309,6 +309,7 @@ class GroupedShards(Generic[DocT]):
         paths = ", ".join(repr(join_path(path)) for path in self._keys.paths)
         return f"<groups of {self._data.layout.document_type.__name__} by {paths} on {self._data.engine.name}>"
 
+    @reject_unknown_options
     def map_groups(
         self,
         func: Callable[..., Any],

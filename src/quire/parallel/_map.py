@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from quire._lowlevel.collector import may_wait
-from quire.errors import FunctionError, OptionError, QuireError
+from quire.errors import FunctionError, OptionError, QuireError, reject_unknown_options
 from quire.parallel._pools import PoolAdapter, adapt_pool, backend_of, check_pool, count_workers
 from quire.parallel._tasks import Function, Outcome, run_task, summary_of
 from quire.parallel._workers import Backend, Workers, check_backend, check_workers
@@ -66,6 +66,7 @@ class MapOptions:
         return max(1, min(workers, len(items))) if isinstance(items, Sized) else workers
 
 
+@reject_unknown_options
 def parallel_map(
     function: Callable[[T], R],
     items: Iterable[T],

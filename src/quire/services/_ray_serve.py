@@ -19,7 +19,14 @@ from typing import Any, NamedTuple, NoReturn
 from typing_extensions import Self
 
 from quire._optional import require
-from quire.errors import OptionError, PathError, SchemaError, ServiceError, ServiceUnavailableError
+from quire.errors import (
+    OptionError,
+    PathError,
+    SchemaError,
+    ServiceError,
+    ServiceUnavailableError,
+    reject_unknown_options,
+)
 from quire.parallel import summary_of
 from quire.services._calls import Calls, LoopThread
 from quire.services._client import Client
@@ -37,6 +44,7 @@ _CALLS_PER_REPLICA = 64
 grpc: Any = require("grpc", extra="grpc", needed_for=_PURPOSE)
 
 
+@reject_unknown_options
 def ray_serve(  # noqa: PLR0913 - the options of a deployment
     service: object,
     *,

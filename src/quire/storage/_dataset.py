@@ -57,6 +57,7 @@ from quire.errors import (
     StorageError,
     StorageNotFoundError,
     check_options,
+    reject_unknown_options,
 )
 from quire.files import Folder, HubFolder, RemoteOptions, compile_glob, display_uri, open_folder, scheme_of
 from quire.schema import join_path, parse_path
@@ -351,6 +352,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         return open_stream(self).__arrow_c_stream__(requested_schema)
 
+    @reject_unknown_options
     def push_to_hub(  # noqa: PLR0913 - by name
         self,
         repo_id: str,
