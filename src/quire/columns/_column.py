@@ -262,16 +262,22 @@ class TensorColumn(Column):
         if data.dtype != self.dtype:
             return None  # numpy converts other byte orders to its own
         shapes = None
-        if self.shapes is not None:
-            shapes = np.concatenate([column.shapes for column in columns if column.shapes is not None])
+        if any(column.shapes is not None for column in columns):
+            shapes = np.concatenate([column._row_shapes() for column in columns])
         return self.with_data(data, concat_validity(columns), shapes)
+
+    def _row_shapes(self) -> NDArray[np.int64]:
+        """Return the shape of each row without padding."""
+        if self.shapes is not None:
+            return self.shapes
+        shape = self.framework.shape(self.data)
+        return np.tile(np.array(shape[1:], np.int64), (shape[0], 1))
 
     def _joins(self, other: TensorColumn) -> bool:
         return (
             self.framework is other.framework
             and self.dtype == other.dtype
             and self.framework.shape(self.data)[1:] == self.framework.shape(other.data)[1:]
-            and (self.shapes is None) == (other.shapes is None)
         )
 
     def map_tensors(self, change: TensorMap) -> TensorColumn:

@@ -14,15 +14,23 @@ import numpy as np
 
 from quire._lowlevel.pool import place_buffers
 from quire.array import DocumentBatch, whole_number
-from quire.columns import Column, Columns, ObjectColumn, RaggedColumn, TensorColumn, retype_columns
+from quire.columns import (
+    Column,
+    Columns,
+    DocumentsColumn,
+    ObjectColumn,
+    RaggedColumn,
+    TensorColumn,
+    retype_columns,
+)
 from quire.data._bijection import derive_key, uniform
 from quire.data._collate import register_default_collate
 from quire.data._column_store import in_worker
 from quire.data._derived_stream import DerivedStream
-from quire.data._epoch import RowOrder, Slice, StepGroup
+from quire.data._epoch import Order, RowOrder, Slice, StepGroup
 from quire.data._epoch_registry import EpochRegistry, PassStart, Worker, register_with_torch, this_worker
 from quire.data._loader import Loader
-from quire.data._packing import PackedDataset, PackState
+from quire.data._packing import BlockOrder, PackedDataset, PackFetch, PackState, TokenBlock
 from quire.data._row_mixing import (
     MixPass,
     RowGroup,
@@ -115,7 +123,8 @@ class MixedDataset(Generic[DocT]):
       rows of a batch are sorted by dataset; `batch.sources` has the number of the dataset of each row. The datasets
       have the same `batch_size`, `last`, ranks and framework, and their classes a common base.
 
-    With `mix='batch'`, the datasets may also be blocks of tokens (`dataset.pack`) and windows (`dataset.windows`).
+    With `mix='batch'`, the datasets may also be blocks of tokens (`dataset.pack`) and windows (`dataset.windows`). With
+    `mix='row'`, either all of them are blocks of tokens, of one length, or none: rows are then blocks.
 
     Workers share the steps, and a state determines the next batch exactly, with any number of ranks and workers. With
     `stop='first'`, a pass ends when the dataset that comes next has no rows left; by rows, at most one row of that
@@ -189,9 +198,11 @@ class MixedDataset(Generic[DocT]):
         if mix == "row":
             if any(dataset.options.max_tokens is not None for dataset in self._streams.values()):
                 raise OptionError("mix='row' makes batches of rows, and max_tokens has made them already: use one.")
-            self._row_mix = _plan_rows(self._streams, weights, schedule, rows, stop)
+            self._orders = {name: _order_of(dataset) for name, dataset in self.datasets.items()}
+            sizes = [order.size for order in self._orders.values()]
+            self._row_mix = _plan_rows(self._streams, sizes, weights, schedule, rows, stop)
             self._row_type = _find_common_type(self._streams)
-            self._row_ids = {name: _identify(dataset) for name, dataset in self._streams.items()}
+            self._row_ids = {name: _identify(ds, self._orders[name]) for name, ds in self._streams.items()}
             self._mix = f"{derive_key(self.seed, int(self._row_mix.digest, 16)):x}"
         elif schedule is not None or rows is not None:
             raise OptionError(f"{chosen[0]} is an option of mix='row', which counts rows: pass mix='row'.")
@@ -440,23 +451,24 @@ class MixedDataset(Generic[DocT]):
     def _fetch_rows(self, group: RowGroup) -> Iterator[DocumentBatch[DocT]]:
         """Read the rows of each dataset for some steps, and join them."""
         datasets = list(self._streams.values())
-        orders = [dataset.order for dataset in datasets]
+        orders = list(self._orders.values())
         steps = [group.find_rows(step, orders, self.seed) for step in group.steps]
         streams = []
         for number, dataset in enumerate(datasets):
             places = [place for step in steps for place in step[number].places]
             _read_ahead(dataset, places)
-            own_rows = [step[number] for step in steps if len(step[number].part[0])]
-            parts, epochs = [rows.part for rows in own_rows], [rows.epochs for rows in own_rows]
-            streams.append(dataset._fetch.batches(parts, epochs))
+            own_rows = [step[number] for step in steps if step[number].size]
+            parts: list[Any] = [rows.part for rows in own_rows]
+            streams.append(dataset._fetch.batches(parts, [rows.epochs for rows in own_rows]))
         for step, own in zip(group.steps, steps, strict=True):
-            chosen = [number for number, rows in enumerate(own) if len(rows.part[0])]
-            memory, batches = StepMemory([len(own[number].part[0]) for number in chosen]), []
+            chosen = [number for number, rows in enumerate(own) if rows.size]
+            memory, batches = StepMemory([own[number].size for number in chosen]), []
             for position, number in enumerate(chosen):
                 with place_buffers(partial(memory.take, position)):
                     batches.append(next(streams[number]))
             if not batches:  # of fewer rows than ranks, this rank has none
-                chosen, batches = [0], [datasets[0]._fetch.batch(np.zeros(0, np.int64))]
+                nothing: list[Any] = [own[0].part]
+                chosen, batches = [0], list(datasets[0]._fetch.batches(nothing, [own[0].epochs]))
             lengths = dict(zip(chosen, map(len, batches), strict=True))
             batch = self._join(batches, memory)
             del batches
@@ -521,7 +533,8 @@ class MixedDataset(Generic[DocT]):
         if others:
             raise OptionError(
                 f"the state is of another order of rows: dataset {others[0]!r} has other rows. Open the same dataset "
-                "with the same seed, shuffle, where and memory_bytes, or begin anew."
+                "with the same seed, shuffle, where and memory_bytes, pack it into blocks of the same length, or begin "
+                "anew."
             )
         start = find_start(mix, resumed, names)
         if this_worker() is None:
@@ -626,10 +639,13 @@ def _find_streams(datasets: Mapping[str, Part[Any]], mix: Mix) -> dict[str, Stre
         if not isinstance(dataset, (StreamingDataset, DerivedStream)):
             raise OptionError(f"a mix has streaming datasets, got {describe(dataset)} for {name!r}.")
         if mix == "row" and isinstance(dataset, DerivedStream):
-            raise OptionError(
-                f"mix='row' puts rows of all datasets into one batch, and {name!r} has {_unit_of(dataset)}, which are "
-                "divided among the ranks as whole batches: use mix='batch'."
-            )
+            is_packed = isinstance(dataset, PackedDataset)
+            if not is_packed or not all(isinstance(other, PackedDataset) for other in datasets.values()):
+                advice = "pack all datasets, or " if is_packed else ""
+                raise OptionError(
+                    f"mix='row' puts rows of all datasets into one batch, and {name!r} has {_unit_of(dataset)} "
+                    f"instead: {advice}use mix='batch'."
+                )
         # Blocks of tokens and windows have a stream of their own.
         streams[name] = dataset._stream if isinstance(dataset, DerivedStream) else dataset
     return streams
@@ -670,8 +686,17 @@ def _unit_of(dataset: Part[Any]) -> str:
     return "windows" if isinstance(dataset, DerivedStream) else "rows"
 
 
+def _order_of(dataset: Part[Any]) -> Order | BlockOrder:
+    """Return the order of what mix='row' counts: of the rows of a dataset, or of its blocks of tokens."""
+    if isinstance(dataset, PackedDataset):
+        return dataset._block_order
+    assert isinstance(dataset, StreamingDataset)
+    return dataset.order
+
+
 def _plan_rows(
     datasets: Mapping[str, StreamingDataset[Any]],
+    sizes: list[int],
     weights: Weights | None,
     schedule: Sequence[tuple[int, Weights]] | None,
     rows: Weights | None,
@@ -689,7 +714,10 @@ def _plan_rows(
         )
     frameworks = {name: (ds.options.resolved_framework(), ds.options.shapes) for name, ds in datasets.items()}
     _check_equal(frameworks, ("framework", "shapes"))
-    sizes = [dataset.num_rows for dataset in datasets.values()]
+    fetches: dict[str, Any] = {name: dataset._fetch for name, dataset in datasets.items()}
+    packings = {name: fetch.packing for name, fetch in fetches.items() if isinstance(fetch, PackFetch)}
+    if packings:
+        _check_equal(packings, ("length", "dtype", "pad_value"))
     if rows is not None:
         return _plan_fixed_rows(datasets, sizes, rows, stop)
     breakpoints = [(0, weights)] if schedule is None else list(schedule)
@@ -697,7 +725,8 @@ def _plan_rows(
     ever = [any(part) for part in zip(*units, strict=True)]
     empty = [name for name, size, is_used in zip(datasets, sizes, ever, strict=True) if is_used and not size]
     if empty:
-        raise OptionError(f"{empty} have no rows: leave them out, or give them weight 0.")
+        reason = ", or no full block with last='drop'" if packings else ""
+        raise OptionError(f"{empty} have no rows{reason}: leave them out, or give them weight 0.")
     _check_all_drawn(datasets, units[-1], stop)  # a pass may begin after the last breakpoint
     epochs = [dataset.options.epochs for dataset in datasets.values()]
     limits: list[int | None] = [None if n is None else n * size for n, size in zip(epochs, sizes, strict=True)]
@@ -758,15 +787,17 @@ def _check_equal(parts: Mapping[str, tuple[Any, ...]], options: tuple[str, ...])
                 )
 
 
-def _identify(dataset: StreamingDataset[Any]) -> str:
+def _identify(dataset: StreamingDataset[Any], order: Order | BlockOrder) -> str:
     """Return a digest of a dataset and of the order of its rows."""
-    content = (dataset._fingerprint, *dataset.order.identity)
+    content = (dataset._fingerprint, *order.identity)
     return blake2b(repr(content).encode(), digest_size=8).hexdigest()
 
 
 def _find_common_type(datasets: Mapping[str, StreamingDataset[Any]]) -> type[BaseDocument]:
     """Return the class of batches with rows of all datasets: their own, or the nearest base class of all of them."""
-    types = {name: dataset._fetch._output or dataset.document_type for name, dataset in datasets.items()}
+    types = {
+        name: getattr(dataset._fetch, "_output", None) or dataset.document_type for name, dataset in datasets.items()
+    }
     first, *others = types.values()
     common = next(base for base in first.__mro__ if all(issubclass(other, base) for other in others))
     names = ", ".join(f"{document_type.__name__} ({name!r})" for name, document_type in types.items())
@@ -775,7 +806,9 @@ def _find_common_type(datasets: Mapping[str, StreamingDataset[Any]]) -> type[Bas
             f"mix='row' puts rows of all datasets into one batch, and their classes have no common base: {names}. Pass "
             "output=, one class for all, to the datasets; or use mix='batch'."
         )
-    return common
+    fetch: Any = next(iter(datasets.values()))._fetch
+    is_packed = isinstance(fetch, PackFetch)
+    return TokenBlock[common] if is_packed else common  # type: ignore[valid-type]
 
 
 def _read_ahead(dataset: StreamingDataset[Any], places: Sequence[tuple[int, NDArray[np.int64]]]) -> None:
@@ -793,7 +826,14 @@ def _as_type(columns: Columns, document_type: type[BaseDocument]) -> Columns:
         return columns
     schema = document_type.document_schema()
     fields = tuple(field for field in schema.fields if field.name in columns.columns)
-    return retype_columns(columns, replace(schema, fields=fields))
+    # The documents of a block have only some of their fields, too.
+    nested: dict[str, Column] = {}
+    for field in fields if issubclass(document_type, TokenBlock) else ():
+        column = columns.columns[field.name]
+        if isinstance(column, DocumentsColumn):
+            flat = _as_type(column.flat, field.document_type)
+            nested[field.name] = DocumentsColumn(field, flat, column.offsets, column.validity)
+    return retype_columns(columns, replace(schema, fields=fields), nested)
 
 
 def _check_joined(path: str, joined: Column, parts: Sequence[Column]) -> None:

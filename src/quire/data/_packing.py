@@ -10,10 +10,11 @@ Whole documents are packed into bins once for a dataset, and the bins are shuffl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -329,6 +330,50 @@ def _fit(sizes: Numbers, capacity: int) -> Numbers:
     return bins
 
 
+# --- blocks as rows of a mix
+
+
+class BlockOrder:
+    """The blocks of every epoch of a packed dataset by number, which `MixedDataset(mix='row')` mixes like rows.
+
+    `lanes` is at least 1, so that a rank gets consecutive blocks where possible (see `RowGroup`): of split documents,
+    several blocks are then one range of tokens, which costs hardly more to locate than one block.
+    """
+
+    def __init__(self, share_of: Callable[..., PackSlice], positions: Order, last: str) -> None:
+        self._share_of, self._positions, self._last = share_of, positions, last
+        share = self._share_at(0)
+        self._plan, self._length = share.plan, share.plan.length
+        self.size = count_blocks(positions.size, 0, share.length, last)
+        self.lanes = max(positions.lanes, 1)
+        self.identity = (*positions.identity, self._length, self.size)
+
+    def _share_at(self, epoch: int) -> PackSlice:
+        return self._share_of(self._positions, epoch, 0, 0, 1, 1, self._last)
+
+    def deal(self, begin: int, end: int, first: int, last: int) -> Numbers:
+        """Return the share of a rank of the blocks from begin to end; see `Order.deal`."""
+        if isinstance(self._plan, BinPlan):
+            return self._positions.deal(begin, end, first, last)
+        return np.arange(begin + first, begin + last, dtype=np.int64)
+
+    def find(self, epochs: Numbers, blocks: Numbers, real: Mask | None) -> BlockPart:
+        """Return the pieces of documents in blocks, in this order; those that are not real are empty and come last."""
+        count = len(blocks)
+        if real is not None:
+            epochs, blocks, real = epochs[real], blocks[real], np.arange(count) < np.count_nonzero(real)
+        is_cut = np.diff(epochs) != 0
+        if not isinstance(self._plan, BinPlan):
+            is_cut |= np.diff(blocks) != 1
+        cuts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(blocks)]
+        runs = [(int(epochs[begin]), blocks[begin:end]) for begin, end in pairwise(cuts) if begin < end]
+        parts = [self._plan.part(self._share_at(epoch), run, None) for epoch, run in runs]
+        places = [part.places + begin * self._length for part, begin in zip(parts, cuts, strict=False)]
+        empty = np.zeros(0, np.int64)
+        rows, starts, sizes = (np.concatenate([empty, *(part[field] for part in parts)]) for field in range(3))
+        return BlockPart(rows, starts, sizes, np.concatenate([empty, *places]), count, real)
+
+
 # --- the share of a rank, and the state
 
 
@@ -518,6 +563,11 @@ class PackFetch:
         self.only_copies = fetch.only_copies
         self._counting = np.arange(length)
 
+    @property
+    def packing(self) -> tuple[int, str, Any]:
+        """What blocks of several datasets in one batch have in common: length, dtype and value of padding."""
+        return self._length, str(self._dtype), self._pad_value.item()
+
     def batches(self, parts: list[BlockPart], epochs: object = None) -> Iterator[DocumentBatch[Any]]:
         """Make a batch of the blocks of each part; no random augmentation depends on their epochs."""
         for finish in self.gather(parts, epochs):
@@ -674,8 +724,13 @@ class PackedDataset(DerivedStream[TokenBlock[DocT]], Generic[DocT]):
     @property
     def num_blocks(self) -> int:
         """The number of blocks of an epoch, on all ranks."""
+        return self._block_order.size
+
+    @property
+    def _block_order(self) -> BlockOrder:
+        """The blocks of an epoch by number."""
         stream = self._stream
-        return count_blocks(stream.order.size, 0, stream._slice_type.keywords["length"], stream.options.last)
+        return BlockOrder(stream._slice_type, stream.order, stream.options.last)
 
     def iter_batches(self, framework: str | None = None) -> Iterator[DocumentBatch[TokenBlock[DocT]]]:
         """Iterate over one pass, with the tensors of a framework."""

@@ -31,12 +31,17 @@ from quire.columns import Column, Columns, ShapePolicy, TensorColumn, concat_col
 from quire.data._bijection import LARGEST, derive_key
 from quire.data._epoch import Order, RowOrder, Slice
 from quire.data._epoch_registry import PassStart
+from quire.data._packing import BlockOrder
 from quire.errors import OptionError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire.data._fetch import Part
+    from quire.data._packing import BlockPart
+
+    Source = Order | BlockOrder
+    """The order of the rows of a dataset, or of its blocks of tokens."""
 
 _SCALE = 2**53
 """The resolution of weights: as many bits as a float64 has."""
@@ -253,7 +258,7 @@ class RowGroup:
     taken: int
     steps: Sequence[RowStep]
 
-    def find_rows(self, step: RowStep, orders: Sequence[Order], seed: int) -> list[PartRows]:
+    def find_rows(self, step: RowStep, orders: Sequence[Source], seed: int) -> list[PartRows]:
         """Return the rows of each dataset in the batch of this rank."""
         share = self.share
         full = share.world_size * share.batch_size
@@ -283,7 +288,7 @@ class RowGroup:
             parts.append(PartRows.find(order, epoch, places, None if real is None else real[chosen]))
         return parts
 
-    def _deal_by_lane(self, order: Order, first: int, begin: int, end: int, shift: int) -> NDArray[np.int64]:
+    def _deal_by_lane(self, order: Source, first: int, begin: int, end: int, shift: int) -> NDArray[np.int64]:
         """Return the places of this rank of a dataset whose lanes stay with one rank each, from `first` on.
 
         The slots of a step from begin to end are those of the dataset. Each rank has as many rows as with dealing in
@@ -299,22 +304,27 @@ class RowGroup:
 class PartRows(NamedTuple):
     """The rows of one dataset in a batch, and where they are in the order of the dataset: epochs and positions."""
 
-    part: Part
+    size: int
+    part: Part | BlockPart
     places: list[tuple[int, NDArray[np.int64]]]
+    """Nothing of blocks of tokens."""
     epochs: NDArray[np.int64]
     """The epoch of each row."""
 
     @classmethod
-    def find(cls, order: Order, epoch: int, places: NDArray[np.int64], real: NDArray[np.bool_] | None) -> PartRows:
+    def find(cls, order: Source, epoch: int, places: NDArray[np.int64], real: NDArray[np.bool_] | None) -> PartRows:
         """Find the rows at places counted from the beginning of an epoch, which may be in the epochs after it."""
-        rows, by_epoch = np.empty_like(places), []
         epochs = places // max(order.size, 1)
+        if isinstance(order, BlockOrder):
+            blocks = order.find(epoch + epochs, places - epochs * order.size, real)
+            return cls(len(places), blocks, [], epoch + epochs)
+        rows, by_epoch = np.empty_like(places), []
         for later in np.unique(epochs).tolist():
             inside = epochs == later
             positions = places[inside] - later * order.size
             rows[inside] = order.rows(epoch + later, positions)
             by_epoch.append((epoch + later, positions))
-        return cls((rows, real), by_epoch, epoch + epochs)
+        return cls(len(places), (rows, real), by_epoch, epoch + epochs)
 
 
 class StepMemory:
