@@ -27,6 +27,7 @@ from quire.array import (
     whole_number,
 )
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_rows, split_evenly
+from quire.distributed._duplicates import FieldValues, KeepRows, Near, ValueRouter, find_duplicates, plan_duplicates
 from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
 from quire.distributed._engine import Engine, Frame, Stage, engine_of
 from quire.distributed._engine import engine as engine_by_name
@@ -549,6 +550,41 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         resolved = Keys.resolve(self._data.layout, keys, "distinct")
         router = HashRouter(resolved, self._check_partitions(num_partitions))
         shards = self._exchange(router, DistinctRows(resolved), "none")
+        return self._of(shards._data._replace(total=None))  # type: ignore[return-value]
+
+    @reject_unknown_options
+    def dedupe(
+        self,
+        by: str | Sequence[str],
+        *,
+        near: Near | None = None,
+        threshold: float | None = None,
+        num_partitions: int | None = None,
+    ) -> Self:
+        """Keep one document of each group of duplicates: the first one.
+
+        Without `near`, duplicates are equal in the fields `by`, as in `distinct`. With near='minhash', `by` is a field
+        with texts, and texts are duplicates if at least `threshold` (0.8) of their sequences of 5 characters are the
+        same; with near='embedding', it is a field with vectors, and the cosine of their angle is at least `threshold`
+        (0.95). Documents that are connected by a chain of such pairs are one group. Two documents that are just similar
+        enough are found with a probability of 99 %, and more similar ones with a higher one; of up to 2,000 vectors,
+        all are found. Documents without a value are kept.
+
+        Documents come in the order of the hashes of their values, the same on every engine. Functions before `dedupe`
+        run twice (three times for vectors whose number is unknown), unless `cache` was called.
+        """
+        paths = [by] if isinstance(by, str) else list(by)
+        if near is None:
+            if threshold is not None:
+                raise OptionError(f"dedupe(threshold={threshold}) is for near duplicates: pass near='minhash' or so.")
+            return self.distinct(*paths, num_partitions=num_partitions)
+        if len(paths) != 1:
+            raise OptionError(f"dedupe(by={by!r}, near={near!r}): near duplicates are found by one field.")
+        data, number, path = self._data, self._check_partitions(num_partitions), paths[0]
+        least = plan_duplicates(data.layout, path, near, threshold)
+        values = FieldValues(data.layout, path)
+        dropped = Deferred(lambda: find_duplicates(data.engine, data.frame, values, near, least, number, data.total))
+        shards = self._exchange(ValueRouter(values, number), KeepRows(values, dropped), "none")
         return self._of(shards._data._replace(total=None))  # type: ignore[return-value]
 
     @reject_unknown_options
