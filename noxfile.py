@@ -284,7 +284,9 @@ def pass_when_repeated(session: nox.Session, arguments: list[str], environment: 
     if not failed or len(failed) > UNSTABLE_TESTS:
         return False
     try:
-        session.run("pytest", "--no-skips", "--last-failed", "--last-failed-no-failures=none", *arguments, env=environment)
+        session.run(
+            "pytest", "--no-skips", "--last-failed", "--last-failed-no-failures=none", *arguments, env=environment
+        )
     except nox.command.CommandFailed:
         return False
     session.warn(f"failed at first, and passed when repeated: {', '.join(failed)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.loopback_store import Link, LoopbackStore
+from quire import BaseDocument
 from quire.cli import main
 from quire.data import Network, StreamingDataset
 from quire.data._epoch import RowOrder
 from quire.data._interleaved import InterleavedOrder
 from quire.data._run_plan import RunPlanner, StreamPlan
 from quire.errors import OptionError
-from quire.storage import ReadOptions
+from quire.storage import ReadOptions, write_dataset
+from quire.typing import NdArray, uint8
 from tests.data.block_store import QUICK, BlockStore, Item, serve_folder, write_items
 
 pytestmark = pytest.mark.needs("pyarrow", "fsspec")
@@ -156,10 +160,51 @@ def test_seconds_follow_from_latency_connections_and_link() -> None:
 
 def test_seconds_of_a_burst_have_the_latency_in_each_round() -> None:
     network = Network(link=100e6, connection=10e6, latency=0.1)
-    assert network.burst_seconds(8, 4e6, in_flight=16) == pytest.approx(0.16)  # 12 share the link: 0.1 + 0.06
+    assert network.burst_seconds(8, 4e6, in_flight=16) == pytest.approx(0.18)  # 16 share the link: 0.1 + 0.08
+    assert network.burst_seconds(1, 4e6, in_flight=16) == pytest.approx(0.5)  # one connection: 0.1 + 0.4
+    assert network.burst_seconds(1, 40e6, in_flight=16) == pytest.approx(4.1)  # the link is not the limit
     assert network.burst_seconds(16, 32e6, in_flight=16) == pytest.approx(0.42)  # the link: 0.1 + 0.32
     assert network.burst_seconds(20, 40e6, in_flight=16) == pytest.approx(0.42 + 0.3)  # four more in a second round
     assert network.burst_seconds(0, 0, in_flight=16) == 0
+
+
+class Picture(BaseDocument):
+    number: int
+    pixels: NdArray[uint8, 4096]
+
+
+@pytest.mark.needs("program:cc", "obstore")
+@pytest.mark.parametrize(("kind", "lanes"), [("arrow", 8), ("parquet", 32)])
+def test_plan_has_the_seconds_of_a_real_run(tmp_path: Path, kind: Any, lanes: int) -> None:
+    values = np.random.default_rng(0).integers(0, 255, (6_000, 4_096), np.uint8)
+    pictures = [Picture(number=number, pixels=pixels) for number, pixels in enumerate(values)]
+    write_dataset(pictures, tmp_path / "bucket" / "pictures", format=kind, durable=False)  # blocks of 1 MiB
+    # So slow that only the network takes time, also on a busy machine.
+    network = {"latency": 0.15, "connection": 6e6, "link": 20e6}
+    with LoopbackStore(tmp_path, Link(network["latency"], network["connection"], network["link"])) as store:
+        for attempt in range(3):  # other load may delay a run, and cannot make it faster
+            dataset = StreamingDataset[Picture](
+                store.url("bucket/pictures"),
+                64,
+                shuffle="interleaved",
+                lanes=lanes,
+                framework="numpy",
+                storage=ReadOptions(cache=tmp_path / f"cache{attempt}"),
+            )
+            run = dataset.plan(**network).run
+            begin, batches = time.monotonic(), iter(dataset)
+            rows = len(next(batches))
+            first_seconds = time.monotonic() - begin
+            rows += sum(len(batch) for batch in batches)
+            epoch_seconds = time.monotonic() - begin
+            assert rows == len(pictures)
+            ratios = {
+                "first batch": first_seconds / run.first_batch_seconds,
+                "epoch": epoch_seconds / run.epoch_seconds,
+            }
+            if all(0.75 <= ratio <= 1.25 for ratio in ratios.values()):
+                return
+    pytest.fail(f"seconds of the run, divided by those of the plan: {ratios}")
 
 
 # --- warnings and errors

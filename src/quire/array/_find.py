@@ -78,9 +78,7 @@ class NearestRows:
             return
         matrix = _to_matrix(vectors, self._field)
         if len(self._targets) and matrix.shape[1] != self._targets.shape[1]:
-            raise QueryError(
-                f"the queries have {self._targets.shape[1]} dimensions, the documents {matrix.shape[1]}."
-            )
+            raise QueryError(f"the queries have {self._targets.shape[1]} dimensions, the documents {matrix.shape[1]}.")
         # A block of vectors is still in the cache of the processor when its lengths are computed after its products.
         height = max(256, _BLOCK_BYTES // max(1, matrix.itemsize * matrix.shape[1]))
         with np.errstate(invalid="ignore", over="ignore"):  # infinities make NaN, which sorts last

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BYTES_AHEAD = 128 << 20
 """The bytes that are requested before they are needed, by all workers of a rank together."""
 _LEAST_AHEAD = 16 << 20
-_EARLY_BYTES = 16 << 20
+EARLY_BYTES = 16 << 20
 """The bytes of the following steps that are requested together with those of the first step of a pass.
 
 They are downloaded after those of the first step. If they were requested when that is complete, the link would be idle
@@ -86,7 +86,7 @@ class ReadPlan:
                 self._check_room(group)
             self._request(group.steps[-1])
             if is_new:
-                self._request_early(group, min(self._bytes_ahead or _EARLY_BYTES, _EARLY_BYTES))
+                self._request_early(group, min(self._bytes_ahead or EARLY_BYTES, EARLY_BYTES))
             parts = {planned.step: planned.part for planned in self._planned if planned.step <= group.steps[-1]}
             return [parts[step] for step in group.steps]
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire._optional import require
+from quire.data._read_plan import EARLY_BYTES
 from quire.errors import OptionError
 from quire.files import FIRST_IN_FLIGHT, PINNED_SHARE
 
@@ -70,12 +71,14 @@ class Network:
         """Return the seconds to read a few blocks at the start of a run, when all requests are sent at the same time.
 
         Unlike later, they also end at about the same time, so that the link is idle while the next ones wait for their
-        answers: each round takes the latency, and then its bytes. Requests of the second step follow in the last round
-        as connections become free. They share the link with it for a part of the time, here taken for half of it.
+        answers: each round takes the latency, and then its bytes. Requests of the following steps share the link with
+        the last round: all the time if it is the first one, too, since they are sent together. Otherwise they follow as
+        connections become free, here taken for half of the time.
         """
         block = nbytes / max(requests, 1)
         full, rest = divmod(requests, in_flight)
-        rounds = [float(in_flight)] * full + [(rest + in_flight) / 2] * bool(rest)
+        early = min(in_flight - rest, EARLY_BYTES / max(block, 1))
+        rounds = [float(in_flight)] * full + [rest + early / (2 if full else 1)] * bool(rest)
         return sum(self.latency + max(block / self.connection, count * block / self.link) for count in rounds)
 
 
