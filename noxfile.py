@@ -510,6 +510,13 @@ def services(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def triton(session: nox.Session) -> None:
+    """Test the Open Inference Protocol with the clients of Triton; they need an older protobuf than the other tests."""
+    session.install("-e", ".[grpc,fastapi]", "tritonclient[grpc,http]>=2.50", "uvicorn>=0.30", *group("test"))
+    session.run(*LONG, *(session.posargs or ["tests/services/interop"]))
+
+
+@nox.session(python=PYTHON)
 @nox.parametrize("spark", ["3.4.*", "3.5.*"])
 def spark_old(session: nox.Session, spark: str) -> None:
     """Test reading, mapping and writing of shards on Spark 3."""

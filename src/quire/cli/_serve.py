@@ -50,6 +50,12 @@ def add_serve(commands: Subparsers) -> None:
     parser.add_argument(
         "--metrics", type=non_negative_int, metavar="PORT", help="the port of Prometheus metrics, over HTTP"
     )
+    parser.add_argument(
+        "--open-inference",
+        action="store_const",
+        const=True,
+        help="serve the endpoints as models of the Open Inference Protocol too, for clients of KServe and Triton",
+    )
     parser.add_argument("--proto", type=Path, help="the .proto file that other languages use, from `quire proto`")
     parser.add_argument("--certificate", type=Path, help="the server's certificate, for TLS")
     parser.add_argument("--key", type=Path, help="the private key of the certificate")
@@ -95,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
     services = importlib.import_module("quire.services")
     targets = [import_service(name) for name in options.service]
     server_options: dict[str, Any] = {"grace": options.grace}
-    for name in ("proto", "workers", "metrics"):
+    for name in ("proto", "workers", "metrics", "open_inference"):
         if getattr(options, name) is not None:
             server_options[name] = getattr(options, name)
     if options.certificate is not None or options.key is not None or options.client_ca is not None:

@@ -93,7 +93,19 @@ from quire.codec._values import (
     value_from_message,
     value_message,
 )
-from quire.codec._wire import DELIMITED, VARINT, encode_delimited, encode_uint, iter_fields, read_text
+from quire.codec._wire import (
+    DELIMITED,
+    VARINT,
+    encode_delimited,
+    encode_packed,
+    encode_tag,
+    encode_text,
+    encode_uint,
+    encode_varint,
+    iter_fields,
+    read_text,
+    read_uints,
+)
 
 __all__ = [
     "COMPRESSIONS",
@@ -132,8 +144,12 @@ __all__ = [
     "encode_delimited",
     "encode_document_message",
     "encode_documents_stream",
+    "encode_packed",
     "encode_rows_message",
+    "encode_tag",
+    "encode_text",
     "encode_uint",
+    "encode_varint",
     "file_descriptor",
     "find",
     "find_present_columns",
@@ -170,6 +186,7 @@ __all__ = [
     "read_segments",
     "read_text",
     "read_type_name",
+    "read_uints",
     "rows_from_dict",
     "rows_from_json",
     "rows_to_json",

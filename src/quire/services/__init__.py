@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quire.services._endpoints import endpoint
     from quire.services._http import DocumentRoute
     from quire.services._http_mount import mount
+    from quire.services._inference_http import mount_open_inference
     from quire.services._limits import Limits
     from quire.services._ray_serve import RayServeClient, RayService, ray_serve
     from quire.services._request_ids import current_request_id, use_request_id
@@ -39,6 +40,7 @@ __all__ = [
     "current_request_id",
     "endpoint",
     "mount",
+    "mount_open_inference",
     "ray_serve",
     "serve",
     "serve_async",
@@ -62,6 +64,7 @@ _MODULES = {
     "current_request_id": "_request_ids",
     "endpoint": "_endpoints",
     "mount": "_http_mount",
+    "mount_open_inference": "_inference_http",
     "ray_serve": "_ray_serve",
     "serve": "_serve",
     "serve_async": "_async_server",

@@ -24,6 +24,7 @@ from quire.services._admission import (
 from quire.services._calls import Calls
 from quire.services._endpoints import Endpoint
 from quire.services._errors import Status, idle_stream_error, translate_failures
+from quire.services._inference import INFER
 from quire.services._metrics import GONE, open_metrics
 from quire.services._payloads import is_large
 from quire.services._security import check_caller
@@ -75,7 +76,7 @@ class AsyncServer(BaseServer):
             limits.max_streams, limits.max_stream_wait, refuse=self._refuse_waiting, report=self._report_starved
         )
         self._server = aio.server(interceptors=interceptors, **arguments)
-        self._add_services(self._server, self._make_method, self._describe)
+        self._add_services(self._server, self._make_method, self._make_description, self._infer)
         self._health = add_health(self._server, aio=True)
         try:
             self.port = self._bind(self._server, self._requested_port)
@@ -181,30 +182,49 @@ class AsyncServer(BaseServer):
 
     # --- methods
 
-    async def _describe(self, _: bytes, context: ServicerContext) -> bytes:
-        call = self._begin_call(DESCRIBE, context)
+    def _make_description(self, respond: Callable[[bytes], bytes]) -> Callable[..., Any]:
+        """Return a method that describes the service to callers."""
+
+        async def describe(data: bytes, context: ServicerContext) -> bytes:
+            call = self._begin_call(DESCRIBE, context)
+            try:
+                call.run(check_caller, self._options.authorize, DESCRIBE, context)
+                return call.run(respond, data)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                await self._abort(context, call, call.fail(error))
+                return b""
+
+        return describe
+
+    async def _infer(self, data: bytes, context: ServicerContext) -> bytes:
         try:
-            call.run(check_caller, self._options.authorize, DESCRIBE, context)
+            # The tensors of a large request take long enough to delay other calls on the event loop.
+            endpoint = await _run(self._models.bind, data, in_thread=len(data) > _LARGE_REQUEST)
         except Exception as error:  # noqa: BLE001 - the caller gets it
+            call = self._begin_call(INFER, context, len(data))
             await self._abort(context, call, call.fail(error))
-        return self._spec.description
+            return b""
+        return await self._answer_call(endpoint, data, context)
+
+    async def _answer_call(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
+        call = self._begin_call(endpoint.name, context, len(data))
+        try:
+            with self._admit_call(), call.activate():
+                response = await self._answer(endpoint, data, context, call)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
+            status = call.fail(error)
+        else:
+            call.sent(len(response))
+            call.end()
+            return response
+        finally:
+            call.end(GONE)  # without effect if the call has ended already
+        await self._abort(context, call, status)
+        return b""
 
     def _make_method(self, method: MethodSpec) -> Callable[..., Any]:
         async def answer(data: bytes, context: ServicerContext) -> bytes:
-            call = self._begin_call(method.endpoint.name, context, len(data))
-            try:
-                with self._admit_call(), call.activate():
-                    response = await self._answer(method.endpoint, data, context, call)
-            except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
-                status = call.fail(error)
-            else:
-                call.sent(len(response))
-                call.end()
-                return response
-            finally:
-                call.end(GONE)  # without effect if the call has ended already
-            await self._abort(context, call, status)
-            return b""
+            return await self._answer_call(method.endpoint, data, context)
 
         async def stream(messages: Any, context: ServicerContext) -> AsyncIterator[bytes]:
             call = self._begin_call(method.endpoint.name, context)

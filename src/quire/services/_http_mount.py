@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool  # noqa: E402
 
 from quire.services._http import DocumentRoute, JsonTensors, as_http_error  # noqa: E402
 
-_SHUTDOWN_GRACE = 30.0
+SHUTDOWN_GRACE = 30.0
 """How many seconds batches in the queue have to finish when the application shuts down."""
 
 
@@ -54,7 +54,7 @@ def mount(
                     f"{endpoint.name}: HTTP routes do not know the bytes of a request, so max_batch_bytes would be "
                     "ignored. Use max_batch_size alone."
                 )
-            batchers[endpoint.name] = Batcher(endpoint, _blocking_function(endpoint))
+            batchers[endpoint.name] = Batcher(endpoint, blocking_function(endpoint))
 
     @asynccontextmanager
     async def run_batchers(_: object) -> AsyncIterator[None]:
@@ -64,7 +64,7 @@ def mount(
         try:
             yield
         finally:
-            await asyncio.to_thread(close_batchers, batchers.values(), _SHUTDOWN_GRACE)
+            await asyncio.to_thread(close_batchers, batchers.values(), SHUTDOWN_GRACE)
 
     router = APIRouter(route_class=route_class, lifespan=run_batchers)
     for endpoint in endpoints:
@@ -74,7 +74,7 @@ def mount(
     app.include_router(router, prefix=prefix, **options)
 
 
-def _blocking_function(endpoint: Endpoint) -> Callable[[Any], Any]:
+def blocking_function(endpoint: Endpoint) -> Callable[[Any], Any]:
     """Return the function for the thread of a batcher, where no event loop runs."""
     if not endpoint.is_async:
         return endpoint.function

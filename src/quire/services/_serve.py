@@ -48,6 +48,7 @@ def serve(
     options: options of gRPC itself, as pairs; they replace those that quire sets.
     metrics: True, or a port, to serve Prometheus metrics over HTTP at `server.metrics_url`.
     tracing: whether calls are recorded as spans of OpenTelemetry, as children of the spans of their callers.
+    open_inference: True, or the names of endpoints, to serve them as models of the Open Inference Protocol too.
     """
     serve_options = ServeOptions.from_keywords("serve", options)
     if workers is None:

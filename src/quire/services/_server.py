@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -24,6 +25,7 @@ from quire.services._calls import Calls, LoopThread
 from quire.services._description import contract_fingerprint
 from quire.services._endpoints import Endpoint
 from quire.services._errors import CONTRACT_METADATA, IDLE_METADATA, Status, error_to_status, log
+from quire.services._inference import INFER, INFERENCE_SERVICE, InferenceModels
 from quire.services._limits import (
     SHORTEST_KEEPALIVE,
     ChannelOptions,
@@ -72,6 +74,7 @@ class ServeKeywords(TypedDict, total=False):
     options: ChannelOptions
     metrics: bool | int
     tracing: bool
+    open_inference: bool | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class ServeOptions:
     options: ChannelOptions = ()
     metrics: bool | int = False
     tracing: bool = False
+    open_inference: bool | Sequence[str] = False
 
     @classmethod
     def from_keywords(cls, call: str, keywords: ServeKeywords) -> Self:
@@ -194,6 +198,7 @@ class BaseServer:
         self.host = host
         self._options = options
         self._spec = ServiceSpec.build(service, options.limits, options.name, options.proto_text)
+        self._models = InferenceModels(self._spec.endpoints, options.open_inference)
         self._metrics = NO_METRICS
         self._tracing = open_tracing(enabled=options.tracing)
         self._contract_metadata = ((CONTRACT_METADATA, contract_fingerprint(self._spec.description)),)
@@ -250,7 +255,11 @@ class BaseServer:
         return {"options": self._options.channel_options(), "maximum_concurrent_rpcs": most}
 
     def _add_services(
-        self, server: GrpcServer, make_method: Callable[[MethodSpec], Any], describe: Callable[..., Any]
+        self,
+        server: GrpcServer,
+        make_method: Callable[[MethodSpec], Any],
+        make_description: Callable[[Callable[[bytes], bytes]], Any],
+        infer: Callable[..., Any],
     ) -> None:
         """Add the services of the spec to a gRPC server, and reflection where it is enabled."""
         make_handler = {
@@ -260,10 +269,17 @@ class BaseServer:
             (True, True): grpc.stream_stream_rpc_method_handler,
         }
         # Generic handlers take and return bytes: quire encodes messages itself, without generated classes.
-        services: dict[str, dict[str, Any]] = {SERVICE: {DESCRIBE: grpc.unary_unary_rpc_method_handler(describe)}}
+        describe = grpc.unary_unary_rpc_method_handler(make_description(lambda _: self._spec.description))
+        services: dict[str, dict[str, Any]] = {SERVICE: {DESCRIBE: describe}}
         for method in self._spec.methods():
             handler = make_handler[method.streams](make_method(method))
             services.setdefault(method.service, {})[method.name] = handler
+        if self._models.models:
+            services[INFERENCE_SERVICE] = {
+                name: grpc.unary_unary_rpc_method_handler(make_description(respond))
+                for name, respond in self._models.responders().items()
+            }
+            services[INFERENCE_SERVICE][INFER] = grpc.unary_unary_rpc_method_handler(infer)
         handlers = [grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items()]
         server.add_generic_rpc_handlers(handlers)
         if self._options.has_reflection:
@@ -328,7 +344,11 @@ class Server(BaseServer):
         self._server = grpc.server(threads, interceptors=[self._admission, *interceptors], **arguments)
         self._stop_requested, self._stop_lock = threading.Event(), threading.Lock()
         self._stopped = False
-        self._add_services(self._server, self._make_method, self._describe)
+        infer = self._infer
+        if any(model.endpoint.batched for model in self._models.models.values()):
+            infer = partial(self._infer)  # a method has no attributes of its own
+            setattr(infer, PARKED_HANDLER, self._make_parked_handler(self._models.bind))
+        self._add_services(self._server, self._make_method, self._make_description, infer)
         self._health = add_health(self._server)
         try:
             self.port = self._bind(self._server, port)
@@ -386,30 +406,25 @@ class Server(BaseServer):
 
     # --- methods
 
-    def _describe(self, _: bytes, context: ServicerContext) -> bytes:
-        call = self._begin_call(DESCRIBE, context)
-        try:
-            self._admission.check()
-            call.run(check_caller, self._options.authorize, DESCRIBE, context)
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            self._abort(context, call, error)
-        return self._spec.description
+    def _make_description(self, respond: Callable[[bytes], bytes]) -> Callable[..., bytes]:
+        """Return a method that describes the service to callers."""
+
+        def describe(data: bytes, context: ServicerContext) -> bytes:
+            call = self._begin_call(DESCRIBE, context)
+            try:
+                self._admission.check()
+                call.run(check_caller, self._options.authorize, DESCRIBE, context)
+                return call.run(respond, data)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                self._abort(context, call, error)
+
+        return describe
 
     def _make_method(self, method: MethodSpec) -> Callable[..., Any]:
         endpoint = method.endpoint
 
         def answer(data: bytes, context: ServicerContext) -> bytes:
-            call = self._begin_call(endpoint.name, context, len(data))
-            try:
-                self._admission.check()
-                # Calls may wait for this one, since its request is complete.
-                with self._admission.unary.slots.ends_by_itself(), call.activate():
-                    response = self._answer(endpoint, data, context)
-            except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
-                self._abort(context, call, error)
-            call.sent(len(response))
-            call.end()
-            return response
+            return self._answer_call(endpoint, data, context)
 
         def stream(messages: Any, context: ServicerContext) -> Iterator[bytes]:
             call = self._begin_call(endpoint.name, context)
@@ -435,10 +450,34 @@ class Server(BaseServer):
 
         if not any(method.streams):
             if endpoint.batched:
-                setattr(answer, PARKED_HANDLER, self._make_parked_handler(endpoint))
+                setattr(answer, PARKED_HANDLER, self._make_parked_handler(lambda _: endpoint))
             return answer
         # A method that takes a stream and returns one value yields exactly one message.
         return stream if method.streams[1] else lambda messages, context: b"".join(stream(messages, context))
+
+    def _infer(self, data: bytes, context: ServicerContext) -> bytes:
+        return self._answer_call(self._find_model(self._models.bind, data, context), data, context)
+
+    def _find_model(self, find: Callable[[bytes], Endpoint], data: bytes, context: ServicerContext) -> Endpoint:
+        """Return the endpoint that a request names, or end the call."""
+        try:
+            self._admission.check()
+            return find(data)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self._abort(context, self._begin_call(INFER, context, len(data)), error)
+
+    def _answer_call(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
+        call = self._begin_call(endpoint.name, context, len(data))
+        try:
+            self._admission.check()
+            # Calls may wait for this one, since its request is complete.
+            with self._admission.unary.slots.ends_by_itself(), call.activate():
+                response = self._answer(endpoint, data, context)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, and the server goes on
+            self._abort(context, call, error)
+        call.sent(len(response))
+        call.end()
+        return response
 
     def _answer(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
         check_caller(self._options.authorize, endpoint.name, context)
@@ -452,14 +491,19 @@ class Server(BaseServer):
                 future.cancel()
             return self._calls.encode(endpoint, future.result())
 
-    def _make_parked_handler(self, endpoint: Endpoint) -> Any:
-        """Return a handler whose calls wait for their batch without a thread.
+    def _make_parked_handler(self, find: Callable[[bytes], Endpoint]) -> Any:
+        """Return a handler whose calls wait for their batch without a thread; `find` returns the endpoint of a request.
 
         gRPC knows handlers that return before they have answered only for methods that return a stream. For the caller,
         a stream of one message is the same as a response.
         """
 
         def park(data: bytes, context: ServicerContext, send: Callable[[bytes | None], None]) -> None:
+            endpoint = self._find_model(find, data, context)
+            if not endpoint.batched:
+                send(self._answer_call(endpoint, data, context))
+                send(None)
+                return
             account = self._calls.budget.open_account()
             call = self._begin_call(endpoint.name, context, len(data))
             try:
