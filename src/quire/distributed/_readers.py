@@ -81,7 +81,7 @@ class FileOptions:
         return CsvOptions(self.delimiter, encoding=self.encoding)
 
 
-class ReadPlan(NamedTuple):
+class PartitionPlan(NamedTuple):
     """What is to be read: by which stage, in how many partitions, in which layout, and how many rows."""
 
     stage: PartitionStage
@@ -161,7 +161,7 @@ def plan_parquet(
     partitions: int | None,
     workers: int,
     options: FileOptions,
-) -> ReadPlan:
+) -> PartitionPlan:
     """Plan how to read Parquet or Arrow files, or a dataset, in pieces of whole row groups."""
     extra = options.extra
     check_extra(extra)
@@ -192,7 +192,7 @@ def plan_parquet(
         _merge_pieces(part)
         for part in assign_to_partitions(pieces, [piece.size for piece in pieces], partitions, workers)
     ]
-    return ReadPlan(ReadShards(parts, layout), len(parts), layout, rows)
+    return PartitionPlan(ReadShards(parts, layout), len(parts), layout, rows)
 
 
 def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
@@ -312,7 +312,7 @@ def plan_files(
     partitions: int | None,
     workers: int,
     options: FileOptions,
-) -> ReadPlan:
+) -> PartitionPlan:
     """Plan how to read files, or pieces of large ones, in partitions of about the same size."""
     suffixes = {"csv": _CSV_SUFFIXES, "json": _JSON_SUFFIXES, "binary": ()}[kind]
     files = find_files(paths, suffixes, options.remote, allow_empty=options.allow_empty)
@@ -332,7 +332,7 @@ def plan_files(
         size = min(PARTITION_BYTES, sum(file.size for file in files) // (partitions or workers) + 1)
         pieces = [piece for file in files for piece in split_text_file(kind, file, size, options.encoding)]
     parts = assign_to_partitions(pieces, [piece.size for piece in pieces], partitions, workers)
-    return ReadPlan(
+    return PartitionPlan(
         ReadFiles(kind, parts, layout, options), len(parts), layout, len(files) if kind == "binary" else None
     )
 

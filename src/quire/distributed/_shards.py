@@ -45,7 +45,7 @@ from quire.distributed._exchange import (
 from quire.distributed._groups import DistinctRows, GroupedShards, name_keys
 from quire.distributed._joins import JoinKind, JoinRows, plan_join
 from quire.distributed._keys import Keys
-from quire.distributed._readers import FileKind, FileOptions, ReadPlan, plan_files, plan_parquet
+from quire.distributed._readers import FileKind, FileOptions, PartitionPlan, plan_files, plan_parquet
 from quire.distributed._resources import Resources, check_resources
 from quire.distributed._sources import Paths, check_partitions
 from quire.distributed._stages import (
@@ -281,7 +281,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         return cls._from_plan(target, plan)
 
     @classmethod
-    def _from_plan(cls, engine: Engine, plan: ReadPlan) -> DocumentShards[DocT]:
+    def _from_plan(cls, engine: Engine, plan: PartitionPlan) -> DocumentShards[DocT]:
         return cls._of(DocumentFrame(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
 
     @classmethod

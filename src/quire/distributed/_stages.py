@@ -182,8 +182,8 @@ class PartitionStage(ABC):
 
 
 @dataclass(frozen=True)
-class MapRows(PartitionStage):
-    """Call a function with each document; it returns one."""
+class _FunctionStage(PartitionStage):
+    """Call a user's function with documents, and encode what it returns."""
 
     call: UserFunction
     source: DocumentLayout
@@ -205,6 +205,10 @@ class MapRows(PartitionStage):
     @property
     def name(self) -> str:
         return self.call.short_name
+
+
+class MapRows(_FunctionStage):
+    """Call a function with each document; it returns one."""
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         return Encoder(self.target, self.source, partition, self.on_error).encode(self._results(batches))
@@ -219,38 +223,18 @@ class MapRows(PartitionStage):
 
 
 @dataclass(frozen=True)
-class MapChunks(PartitionStage):
+class MapChunks(_FunctionStage):
     """Call a function with many documents, as an array or as a batch; it returns any number of documents.
 
     If it fails and rows may be lost, it is called for each row alone.
     """
 
-    call: UserFunction
-    source: DocumentLayout
-    target: DocumentLayout
-    on_error: OnError = "raise"
     rows: int | None = None
     """The rows of a chunk; None for as many as have about CHUNK_BYTES."""
     columns: bool = False
     """Whether the function takes a DocumentBatch instead of a DocumentArray."""
     whole: bool = False
     """Whether the function gets a partition as a whole, however large, because it holds groups."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.target.fields
-
-    @property
-    def stateful(self) -> bool:  # type: ignore[override]
-        return self.call.stateful
-
-    @property
-    def resources(self) -> Resources | None:
-        return self.call.resources
-
-    @property
-    def name(self) -> str:
-        return self.call.short_name
 
     def work(self, partition: int, batches: Iterator[pa.RecordBatch], /) -> Iterator[pa.RecordBatch]:
         function, first = self.call.bind(), 0

@@ -24,6 +24,7 @@ from quire.media._image_rows import ImageLayout as ImageLayout
 from quire.media._image_rows import ImageRows as ImageRows
 from quire.media._image_rows import Interpolation as Interpolation
 from quire.media._image_rows import encode_row as encode_row
+from quire.media._images import PILLOW_ERRORS as PILLOW_ERRORS
 from quire.media._images import decode_frames, decode_image, encode_image, save_image, to_image_bytes
 from quire.media._images import encode_pillow as encode_pillow
 from quire.media._images import import_pillow as import_pillow

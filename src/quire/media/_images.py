@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-_PILLOW_ERRORS = (  # Pillow's plugins raise all of these for damaged or unsupported images
+PILLOW_ERRORS = (  # Pillow's plugins raise all of these for damaged or unsupported images
     OSError,
     ValueError,
     SyntaxError,
@@ -94,7 +94,7 @@ def open_image(content: bytes, where: str, *, all_frames: bool = False) -> Itera
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise _bomb_error(where, str(error)) from error
-    except _PILLOW_ERRORS as error:
+    except PILLOW_ERRORS as error:
         # Pillow's own message for an unknown format shows the address of an object.
         reason = "unknown format" if isinstance(error, pillow.UnidentifiedImageError) else error
         raise DecodeError(
@@ -122,7 +122,7 @@ def encode_pillow(image: Image, image_format: str, quality: int | None = None) -
     buffer = io.BytesIO()
     try:
         image.save(buffer, format=name, **({} if quality is None else {"quality": quality}))
-    except _PILLOW_ERRORS as error:
+    except PILLOW_ERRORS as error:
         raise EncodeError(f"the image cannot be written as {name}: {error}.") from error
     return buffer.getvalue()
 

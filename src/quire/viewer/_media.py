@@ -7,7 +7,6 @@ reach the browser as an image. Encoded audio is decoded if PyAV is installed; vi
 from __future__ import annotations
 
 import io
-import struct
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -19,7 +18,7 @@ import numpy as np
 from quire._optional import is_installed, require
 from quire._protocols import is_array_type, is_document_type
 from quire.errors import DecodeError, PathError, RowIndexError
-from quire.media import decode_audio, detect_media_type, encode_wav, read_media_uri
+from quire.media import PILLOW_ERRORS, decode_audio, detect_media_type, encode_wav, read_media_uri
 from quire.storage import Pages
 from quire.tensors import framework_of
 from quire.viewer._cache import Cache
@@ -167,19 +166,6 @@ _LARGE_PIXELS = 12_000_000
 _large_image_lock = threading.Lock()
 # Pillow reads dozens of formats. Decoders that hardly anybody uses are left out, since the data may be hostile.
 _PILLOW_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "AVIF")
-_PILLOW_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    struct.error,
-    Warning,  # where warnings are errors
-)
-"""What Pillow raises for damaged or hostile images."""
 _PALETTE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """Colours of heat maps, from the minimum to the maximum: five points of viridis."""
 
@@ -202,7 +188,7 @@ def render_image(content: bytes, size: int) -> Content:
                 return _encode_thumbnail(_to_rgb(image), size)
     except pillow.DecompressionBombError as error:
         raise DecodeError(f"the image is too large to be shown ({error}).") from error
-    except _PILLOW_ERRORS as error:
+    except (*PILLOW_ERRORS, MemoryError, Warning) as error:  # also where other warnings are errors
         if isinstance(error, DecodeError):
             raise
         raise DecodeError(f"the bytes are not an image that Pillow can read ({error}).") from error
