@@ -12,6 +12,7 @@ from pydantic import Field
 from rich.console import Console
 
 from quire import BaseDocument, DocumentArray
+from quire.display import format_bytes
 from quire.typing import NdArray, float32
 
 
@@ -143,3 +144,19 @@ def test_repr_hides_fields_without_repr() -> None:
     assert secret.derived == "derived"
     assert "xyz" not in repr(secret)
     assert "derived" not in repr(secret)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1.0 kB"),
+        (33_500_000, "33.5 MB"),
+        (2.5e9, "2.5 GB"),
+        (3e16, "30,000.0 TB"),
+        (-1500, "-1.5 kB"),
+    ],
+)
+def test_sizes_have_decimal_units(count: float, text: str) -> None:
+    assert format_bytes(count) == text

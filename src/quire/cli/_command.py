@@ -69,7 +69,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 def source_from_options(options: argparse.Namespace, sample: int | None = None) -> DocumentSource:
     """Open the source that `add_source_arguments` describes; infer its class from at most `sample` rows."""
     sources = import_module("quire.cli._sources")  # imports the readers of all formats
-    source: DocumentSource = sources.open_source(
+    source: DocumentSource = sources.open_documents(
         options.path,
         sources.SourceOptions(
             None if options.document is None else import_document_type(options.document),
@@ -179,18 +179,6 @@ def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], title: str)
     """Print a table as wide as the terminal, or without truncation when the output is a pipe."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     print_rich(rows_table(title, names, rows, width))
-
-
-def format_bytes(size: int) -> str:
-    """Format a number of bytes with a decimal unit, like '1.5 MB'."""
-    if size < 1000:
-        return f"{size} bytes"
-    number = float(size)
-    for unit in ("kB", "MB", "GB"):
-        number /= 1000
-        if number < 1000:
-            return f"{number:.1f} {unit}"
-    return f"{number / 1000:,.1f} TB"
 
 
 def format_number(value: object) -> str:

@@ -13,7 +13,6 @@ from quire.cli._command import (
     add_command,
     add_json_argument,
     add_source_arguments,
-    format_bytes,
     positive_int,
     source_from_options,
     write_json,
@@ -21,7 +20,7 @@ from quire.cli._command import (
 from quire.cli._formats import TARGET_FORMATS
 from quire.cli._sources import item_rows
 from quire.cli._targets import TargetOptions, check_target_is_free, target_format, write_target
-from quire.display import track
+from quire.display import format_bytes, track
 from quire.errors import OptionError
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire._installation import DISTRIBUTION, install_command
-from quire.cli._command import add_command, add_json_argument, format_bytes, parse_names, write_json
+from quire.cli._command import add_command, add_json_argument, parse_names, write_json
+from quire.display import format_bytes
 from quire.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from quire.cli._command import (
     add_command,
     add_json_argument,
     add_source_arguments,
-    format_bytes,
     format_number,
     non_negative_int,
     parse_names,
@@ -23,7 +22,7 @@ from quire.cli._command import (
 from quire.cli._sources import DocumentSource, item_rows
 from quire.codec import Leaf, leaves, to_json
 from quire.columns import ColumnStatistics
-from quire.display import document_tree, one_line, print_rich, schema_tree, track
+from quire.display import document_tree, format_bytes, one_line, print_rich, schema_tree, track
 from quire.document import BaseDocument
 from quire.errors import CodecError, PathError, ShardError, did_you_mean
 from quire.schema import Schema

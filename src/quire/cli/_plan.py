@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from quire.cli._command import (
     positive_int,
     write_json,
 )
+from quire.display import format_bytes
 
 if TYPE_CHECKING:
     from quire.cli._command import Subparsers
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
 
 def describe_plan(plan: Any) -> str:
     """Return the plan as a text of lines and a table."""
-    size = importlib.import_module("quire.data").format_bytes
+    size = format_bytes
     lanes = "" if plan.lanes is None else f", {plan.lanes:,} lanes"
     network, step_rows = plan.network, plan.run.ranks * plan.batch_size
     lines = [

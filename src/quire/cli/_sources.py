@@ -1,6 +1,6 @@
 """Sources: datasets and files of every readable format, opened with one interface.
 
-`open_source` returns a `DocumentSource`: the document class, passed or inferred; the number of rows and bytes, where
+`open_documents` returns a `DocumentSource`: the document class, passed or inferred; the number of rows and bytes, where
 known; and the documents, read lazily.
 """
 
@@ -46,7 +46,7 @@ _DECOMPRESS: dict[str, Callable[..., Any]] = {"gzip": gzip.open, "bz2": bz2.open
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of `open_source`; most apply to some formats only."""
+    """Options of `open_documents`; most apply to some formats only."""
 
     document_type: Any = None
     """The class of the documents; None to infer it."""
@@ -128,7 +128,7 @@ class DocumentSource:
                 return
 
 
-def open_source(path: str, options: SourceOptions) -> DocumentSource:
+def open_documents(path: str, options: SourceOptions) -> DocumentSource:
     """Open a file, a folder or a URL."""
     source_format = options.format or detect_format(path)
     if source_format in IMPORTED_FORMATS:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quire.data._mixing import MixedDataset
     from quire.data._packing import PackedDataset, TokenBlock, flatten_cu_seqlens
     from quire.data._run_plan import Network, NodePlan, StreamPlan
-    from quire.data._run_plan import format_bytes as format_bytes
     from quire.data._spark import SparkConverter, from_spark
     from quire.data._spark import is_vector as is_vector
     from quire.data._spark import prepare_frame as prepare_frame
@@ -64,7 +63,6 @@ _LAZY = {
     "WorkerLoader": "_worker_loader",
     "TokenBlock": "_packing",
     "flatten_cu_seqlens": "_packing",
-    "format_bytes": "_run_plan",
     "from_spark": "_spark",
     "is_vector": "_spark",
     "measure": "_measure",

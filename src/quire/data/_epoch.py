@@ -112,10 +112,10 @@ class RowOrder:
     window: int = 1_024
 
     def __post_init__(self) -> None:
-        check_range("size", self.size, 0, LARGEST)
-        check_range("seed", self.seed, 0, 2**64 - 1)
-        check_range("block", self.block, 1, LARGEST)
-        check_range("window", self.window, 1, LARGEST)
+        check_bounds("size", self.size, 0, LARGEST)
+        check_bounds("seed", self.seed, 0, 2**64 - 1)
+        check_bounds("block", self.block, 1, LARGEST)
+        check_bounds("window", self.window, 1, LARGEST)
         if self.shuffle not in ("global", "block", False):
             raise OptionError(f"shuffle: expected 'global', 'block' or False, got {self.shuffle!r}.")
 
@@ -144,7 +144,7 @@ class RowOrder:
 
     def rows(self, epoch: int, positions: Rows) -> Rows:
         """Return the numbers of the rows at positions of an epoch."""
-        check_range("epoch", epoch, 0, 2**64 - 1)
+        check_bounds("epoch", epoch, 0, 2**64 - 1)
         positions = np.array(positions, np.int64)
         if positions.size == 0:
             return positions
@@ -277,9 +277,9 @@ def choose_block(
     the budget, from 64 KiB to 1 MiB, and at least 4 rows. Pass `unit_bytes` if reading less than that does not pay,
     such as the size of a row group in an object store.
     """
-    check_range("rows", rows, 0, LARGEST)
-    check_range("row_bytes", row_bytes, 0, LARGEST)
-    check_range("budget_bytes", budget_bytes, 1, LARGEST)
+    check_bounds("rows", rows, 0, LARGEST)
+    check_bounds("row_bytes", row_bytes, 0, LARGEST)
+    check_bounds("budget_bytes", budget_bytes, 1, LARGEST)
     row_bytes = max(row_bytes, 1.0)
     size = min(max(budget_bytes // 1_024, 2**16), 2**20) if unit_bytes is None else unit_bytes
     block = max(round(size / row_bytes), 4)
@@ -312,11 +312,11 @@ class Slice:
     last: Last | Literal["split"] = "drop"
 
     def __post_init__(self) -> None:
-        check_range("epoch", self.epoch, 0, 2**64 - 1)
-        check_range("start", self.start, 0, self.order.size)
-        check_range("world_size", self.world_size, 1, LARGEST)
-        check_range("rank", self.rank, 0, self.world_size - 1, f" (world_size is {self.world_size})")
-        check_range("batch_size", self.batch_size, 1, LARGEST)
+        check_bounds("epoch", self.epoch, 0, 2**64 - 1)
+        check_bounds("start", self.start, 0, self.order.size)
+        check_bounds("world_size", self.world_size, 1, LARGEST)
+        check_bounds("rank", self.rank, 0, self.world_size - 1, f" (world_size is {self.world_size})")
+        check_bounds("batch_size", self.batch_size, 1, LARGEST)
         if self.last not in ("drop", "pad", "keep", "split"):  # 'split' is 'keep' for batches of `max_tokens`
             raise OptionError(f"last: expected 'drop', 'pad' or 'keep', got {self.last!r}.")
 
@@ -332,8 +332,8 @@ class Slice:
 
     def worker_steps(self, worker: int, num_workers: int) -> range:
         """Return the steps of a worker of this rank: each `num_workers`-th one; all if there are no workers."""
-        check_range("num_workers", num_workers, 0, LARGEST)
-        check_range("worker", worker, 0, max(num_workers, 1) - 1, f" (num_workers is {num_workers})")
+        check_bounds("num_workers", num_workers, 0, LARGEST)
+        check_bounds("worker", worker, 0, max(num_workers, 1) - 1, f" (num_workers is {num_workers})")
         return range(worker, self.steps, max(num_workers, 1))
 
     def positions(self, step: int) -> tuple[Rows, Mask | None]:
@@ -384,7 +384,7 @@ class Slice:
         return step
 
 
-def check_range(name: str, value: float, least: int, most: int, why: str = "") -> None:
+def check_bounds(name: str, value: float, least: int, most: int, why: str = "") -> None:
     if not least <= value <= most:
         raise OptionError(f"{name}: expected {least} to {most}{why}, got {value}.")
 

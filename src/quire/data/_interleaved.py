@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from quire.data._bijection import LARGEST, derive_key, hash_numbers, permute, permute_each, unpermute
-from quire.data._epoch import RowOrder, Rows, check_range
+from quire.data._epoch import RowOrder, Rows, check_bounds
 from quire.errors import OptionError, RowIndexError
 
 BUDGET_BYTES = 256 << 20
@@ -199,8 +199,8 @@ class InterleavedOrder:
         self.blocks: Blocks = find_blocks(blocks) if isinstance(blocks, np.ndarray) else blocks
         self.size, self.lanes, self.seed = self.blocks.size, lanes, seed
         check_lanes(lanes, self.size)
-        check_range("size", self.size, 0, LARGEST)
-        check_range("seed", seed, 0, 2**64 - 1)
+        check_bounds("size", self.size, 0, LARGEST)
+        check_bounds("seed", seed, 0, 2**64 - 1)
         self._bits = lanes.bit_length() - 1
         self._tapes: dict[int, _Tape] = {}
 
@@ -243,7 +243,7 @@ class InterleavedOrder:
 
     def rows(self, epoch: int, positions: Rows) -> Rows:
         """Return the numbers of the rows at positions of an epoch."""
-        check_range("epoch", epoch, 0, 2**64 - 1)
+        check_bounds("epoch", epoch, 0, 2**64 - 1)
         positions = np.asarray(positions, np.int64)
         if positions.size == 0:
             return positions

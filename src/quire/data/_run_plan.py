@@ -21,6 +21,7 @@ import numpy as np
 
 from quire._optional import require
 from quire.data._read_plan import EARLY_BYTES
+from quire.display import format_bytes
 from quire.errors import OptionError
 from quire.files import FIRST_IN_FLIGHT, PINNED_SHARE
 
@@ -378,12 +379,3 @@ def _find_problems(plan: StreamPlan) -> Iterator[str]:
         yield f"a block of {format_bytes(plan.block_bytes)} takes more than a second. Write smaller blocks."
     if plan.rows < run.ranks * plan.batch_size:
         yield f"{plan.rows:,} rows do not fill one batch of {plan.batch_size} rows on each of {run.ranks} ranks."
-
-
-def format_bytes(count: float) -> str:
-    """Format a number of bytes in powers of 1,000, such as '33.5 MB'."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

@@ -12,13 +12,14 @@ from quire.display._rich import (
     rows_table,
     schema_tree,
 )
-from quire.display._text import nested_rows, one_line, short_value
+from quire.display._text import format_bytes, nested_rows, one_line, short_value
 
 __all__ = [
     "GALLERY",
     "as_picture",
     "document_tree",
     "facts_table",
+    "format_bytes",
     "nested_rows",
     "one_line",
     "print_document",

@@ -81,3 +81,11 @@ def schema_rows(schema: Schema) -> list[tuple[str, str, Schema | None]]:
             nested, mark = (None, " ↻") if field.recursive else (field.document_type.document_schema(), "")
         rows.append((field.name, f"{one_line(str(field), 100)}{mark}", nested))
     return rows
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in powers of 1,000, as '512 bytes' or '33.5 MB'."""
+    if abs(count) < 1000:
+        return f"{count:,.0f} bytes"
+    unit = next((power for power in (1, 2, 3) if abs(count) < 1000 ** (power + 1)), 4)
+    return f"{count / 1000**unit:,.1f} {'kMGT'[unit - 1]}B"

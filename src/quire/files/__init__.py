@@ -45,7 +45,7 @@ from quire.files._uris import read_data_uri as read_data_uri
 from quire.files._uris import read_uri as read_uri
 from quire.files._uris import scheme_of as scheme_of
 from quire.files._uris import to_data_uri as to_data_uri
-from quire.files._uris import too_large as too_large
+from quire.files._uris import uri_too_large as uri_too_large
 
 __all__ = [
     "RemoteOptions",

@@ -14,7 +14,7 @@ from quire.errors import OptionError, StorageError, StorageNotFoundError, UriErr
 from quire.files._remote import RemoteFolder
 from quire.files._retry import RemoteCall, RemoteOptions
 from quire.files._transfer import split_address
-from quire.files._uris import MAX_BYTES, TIMEOUT, ReadLimits, display_uri, read_uri, scheme_of, too_large
+from quire.files._uris import MAX_BYTES, TIMEOUT, ReadLimits, display_uri, read_uri, scheme_of, uri_too_large
 
 RETRIES = 2
 """How often a failed download is retried by default."""
@@ -105,7 +105,7 @@ def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes
         folder = RemoteFolder(address.folder, options)
         size = folder.reported_size(address.name)
         if size is not None and size > max_bytes:
-            raise too_large(uri, f"the file has {size:,} bytes", max_bytes)
+            raise uri_too_large(uri, f"the file has {size:,} bytes", max_bytes)
         parts: list[memoryview] = []
         for part in folder.parts(address.name, size):
             parts.append(part)
@@ -119,5 +119,5 @@ def _fetch_from_store(uri: str, options: RemoteOptions, max_bytes: int) -> bytes
             folder.options = replace(options, deadline=max(left, 0.001), timeout=max(left, 0.001))
         content = b"".join(parts)
     if len(content) > max_bytes:
-        raise too_large(uri, f"the file has {len(content):,} bytes", max_bytes)
+        raise uri_too_large(uri, f"the file has {len(content):,} bytes", max_bytes)
     return content

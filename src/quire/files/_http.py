@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from quire.errors import OptionError, StorageError, UriError, UriNotFoundError, UriTimeoutError, did_you_mean
 from quire.files._retry import GONE_STATUS, RemoteCall, RemoteOptions, is_temporary
-from quire.files._uris import display_uri, too_large
+from quire.files._uris import display_uri, uri_too_large
 
 HTTP_SCHEMES = ("http", "https")
 _CHUNK = 1 << 18
@@ -71,13 +71,13 @@ def read_http(url: str, timeout: float | None, max_bytes: int, schemes: Containe
         if response.status == 206:  # although no range was requested
             announced = sent_range(url, response, 0)
         if announced is not None and announced > max_bytes:
-            raise too_large(url, f"the server announces {announced:,} bytes", max_bytes)
+            raise uri_too_large(url, f"the server announces {announced:,} bytes", max_bytes)
         content = bytearray()
         # In the chunks in which it arrives, so that a slow server cannot go on after the deadline.
         while chunk := response.read1(_CHUNK):
             content += chunk
             if len(content) > max_bytes:
-                raise too_large(url, "more than that came", max_bytes)
+                raise uri_too_large(url, "more than that came", max_bytes)
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError
         if announced is not None and len(content) < announced:

@@ -24,7 +24,7 @@ from quire.files._fetch import (
 from quire.files._remote import RemoteFolder
 from quire.files._retry import RemoteCall, RemoteOptions
 from quire.files._transfer import split_address
-from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, too_large
+from quire.files._uris import MAX_BYTES, TIMEOUT, display_uri, local_path, read_data_uri, scheme_of, uri_too_large
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -160,7 +160,7 @@ class _RangeFile(_SeekableFile):
 
         while chunk := self._retry(read):
             if file.tell() + len(chunk) > max_bytes:
-                raise too_large(self._uri, "more than that came", max_bytes)
+                raise uri_too_large(self._uri, "more than that came", max_bytes)
             file.write(chunk)
         file.seek(0)
 

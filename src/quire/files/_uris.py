@@ -41,7 +41,7 @@ def display_uri(uri: str) -> str:
     return plain if len(plain) <= 200 else f"{plain[:80]}... ({len(uri):,} characters)"
 
 
-def too_large(uri: str, reason: str, max_bytes: int) -> UriError:
+def uri_too_large(uri: str, reason: str, max_bytes: int) -> UriError:
     """Return the error for a URI that has more bytes than may be read."""
     return UriError(
         f"{display_uri(uri)}: {reason}, and the limit is {max_bytes:,} bytes. Pass a larger max_bytes to read it."
@@ -114,7 +114,7 @@ def read_data_uri(uri: str, max_bytes: int) -> bytes:
         except binascii.Error as error:
             raise UriError(f"{display_uri(uri)}: the data is not base64 ({error}).") from error
     if len(content) > max_bytes:
-        raise too_large(uri, f"the data has {len(content):,} bytes", max_bytes)
+        raise uri_too_large(uri, f"the data has {len(content):,} bytes", max_bytes)
     return content
 
 
@@ -174,10 +174,10 @@ def _read_file(file: IO[bytes], uri: str, max_bytes: int) -> bytes:
         while chunk := file.read(_CHUNK):
             chunks += chunk
             if len(chunks) > max_bytes:
-                raise too_large(uri, "it goes on after that", max_bytes)
+                raise uri_too_large(uri, "it goes on after that", max_bytes)
         return bytes(chunks)
     if status.st_size > max_bytes:
-        raise too_large(uri, f"the file has {status.st_size:,} bytes", max_bytes)
+        raise uri_too_large(uri, f"the file has {status.st_size:,} bytes", max_bytes)
     content = file.read(status.st_size)
     while len(content) < status.st_size and (chunk := file.read(status.st_size - len(content))):
         content += chunk  # a read may return less than it was asked for

@@ -24,7 +24,7 @@ from quire._optional import require
 from quire.errors import MissingDependencyError, OptionError, QuireError, SchemaError, ServiceLimitError
 from quire.services._endpoints import resolve_hints
 from quire.services._errors import REFUSALS, error_to_status
-from quire.services._limits import Limits, RequestAccount, RequestBudget, too_large
+from quire.services._limits import Limits, RequestAccount, RequestBudget, call_too_large
 from quire.services._payloads import Payload, guard_missing, parse_payload
 from quire.services._request_ids import REQUEST_ID, accept_request_id, use_request_id
 from quire.tensors import describe, plain_json_tensors
@@ -187,7 +187,7 @@ class LimitedRequest(Request):  # type: ignore[misc]
             yield part
 
     def _too_large(self, size: str) -> HTTPException:
-        return as_http_error(too_large(f"the body has {size}, and the limit is {self._limit:,} bytes."))
+        return as_http_error(call_too_large(f"the body has {size}, and the limit is {self._limit:,} bytes."))
 
 
 def _busy(why: str) -> HTTPException:

@@ -178,20 +178,20 @@ class ResponseAllowance:
 
 def request_too_large(limit: int) -> ServiceLimitError:
     """Return the error for a request that is larger than the server accepts."""
-    return too_large(
+    return call_too_large(
         f"the request has more than max_request_bytes={limit}. Send fewer documents at a time, with .stream()."
     )
 
 
 def response_too_large(limit: int) -> ServiceLimitError:
     """Return the error for an answer that is larger than the client accepts."""
-    return too_large(
+    return call_too_large(
         f"the response is larger than max_response_bytes={limit}. Ask for fewer documents at a time, with .stream(), "
         "or create the client with a larger max_response_bytes."
     )
 
 
-def too_large(message: str) -> ServiceLimitError:
+def call_too_large(message: str) -> ServiceLimitError:
     """Return the error for a call that would be too large at any time."""
     error = ServiceLimitError(message)
     error.retryable = False

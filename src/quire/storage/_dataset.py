@@ -65,7 +65,7 @@ from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
 from quire.storage._layout import Layout, layout_fingerprint, paths_within, resolve_columns
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
-from quire.storage._remote_blocks import TailCache, keep_tail
+from quire.storage._remote_blocks import NodeTailCache, keep_tail
 from quire.storage._row_reader import RowReader
 from quire.storage._schema_conversion import class_from_arrow, loaded_class, refuse_unknown_columns, stored_class_name
 from quire.storage._shard_reader import (
@@ -544,7 +544,7 @@ def find_dataset(
         return _match_files(pattern, options.remote)
     folder, file = split_file(address, options.remote)
     if isinstance(folder, HubFolder):
-        tails = TailCache(ShardCache(options.cache, options.cache_bytes))
+        tails = NodeTailCache(ShardCache(options.cache, options.cache_bytes))
         opened = import_module("quire.storage._hub_reader").open_split(folder, split, config, tails)  # rarely needed
         if isinstance(opened, HubFolder):
             return DatasetFiles(opened, list_shards(opened, None, options))

@@ -353,7 +353,7 @@ def keep_tail(folder: Folder, cache: ShardCache, shard: Shard, tail: bytes) -> N
         NodeCache(block_folder(cache)).write(_tail_range(folder, shard), tail)
 
 
-class TailCache:
+class NodeTailCache:
     """The ends of Parquet files in the node cache, for files whose stamp identifies their content."""
 
     def __init__(self, cache: ShardCache) -> None:

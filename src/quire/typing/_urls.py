@@ -28,7 +28,7 @@ from quire.files import (
     guess_type,
     open_seekable,
     scheme_of,
-    too_large,
+    uri_too_large,
 )
 from quire.media import Clip, Frame, Mesh, Points, Sound
 from quire.tensors import Tensor, get_framework, to_framework
@@ -278,7 +278,7 @@ class VideoUrl(Url):
         with open_seekable(str.__str__(self), **self._restrict(fetching)) as file:
             size = file.seek(0, os.SEEK_END) if max_bytes is not None else 0
             if max_bytes is not None and size > max_bytes:
-                raise too_large(self, f"the file has {size:,} bytes", max_bytes)
+                raise uri_too_large(self, f"the file has {size:,} bytes", max_bytes)
             yield file
 
 
