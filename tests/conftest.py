@@ -64,6 +64,21 @@ def pytest_configure(config: pytest.Config) -> None:
         _import_paddle()
 
 
+@pytest.fixture(scope="session")
+def exporter() -> Any:
+    """The exporter that holds the ended spans; a process accepts one tracer provider only."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
 def _import_paddle() -> None:
     """Import paddle before tensorflow: importing it afterwards crashes the process.
 

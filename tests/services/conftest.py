@@ -9,21 +9,6 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
-def exporter() -> Any:
-    """The exporter that holds the ended spans; a process accepts one tracer provider only."""
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    return exporter
-
-
 @pytest.fixture
 def spans(exporter: Any) -> Iterator[Callable[[int], dict[tuple[str, str], Any]]]:
     """A function that waits for a number of spans, and returns them by name and kind."""

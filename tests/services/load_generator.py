@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -39,9 +39,9 @@ def embed_alone(docs: DocumentArray[Picture]) -> DocumentArray[Picture]:
 
 
 @contextmanager
-def server_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve both endpoints in a process of its own; yield the process and its address. It is killed at the end."""
-    names = [f"{__name__}:{name}" for name in ("embed_batched", "embed_alone")]
+def server_process(port: int = 0, names: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve endpoints, by default both, in a process; yield it and its address. It is killed at the end."""
+    names = names or [f"{__name__}:{name}" for name in ("embed_batched", "embed_alone")]
     command = [sys.executable, "-m", "quire", "serve", *names, "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(
@@ -144,11 +144,11 @@ def send_malformed(address: str, number: int, seed: int = 0) -> Counter[str]:
         ]
         for _ in range(number):
             call, wrap = generator.choice(methods)
-            codes[_call(call, wrap(_corrupt(message, generator)))] += 1
+            codes[_call(call, wrap(corrupt(message, generator)))] += 1
     return codes
 
 
-def _corrupt(message: bytes, generator: random.Random) -> bytes:
+def corrupt(message: bytes, generator: random.Random) -> bytes:
     """Return a message that cannot be valid: it is cut, or begins with an invalid tag."""
     kind = generator.randrange(3)
     if kind == 0:

@@ -30,6 +30,7 @@ from quire.data._preprocessing import (
 )
 from quire.data._shm_transport import shared_arena, use_shared_memory
 from quire.data._stream_options import StreamOptions
+from quire.data._tracing import open_stream_tracing
 from quire.document import BaseDocument
 from quire.errors import ColumnError, DecodeError, OptionError, ShardError
 from quire.files import display_uri
@@ -70,6 +71,7 @@ class Fetch:
         self._missing.check_stored(stored)
         self._has_mixed = has_mixed_tensors(stored._row_reader.layout.codecs)
         self._arena = Arena()
+        self.tracing = open_stream_tracing(enabled=options.tracing)
         self._bad_shards: frozenset[int] = frozenset()
         self._window_length = 1  # the number of rows that are skipped as a whole
 
@@ -128,11 +130,14 @@ class Fetch:
 
     def gather(self, parts: Sequence[Part], epochs: Sequence[Epochs]) -> Iterator[FinishBatch]:
         """Gather the rows of each part, and yield functions that preprocess them and return the batch."""
-        gathered = self._gather([(*part, epoch) for part, epoch in zip(parts, epochs, strict=True)])
+        gathered = self.tracing.trace_gather(
+            self._gather([(*part, epoch) for part, epoch in zip(parts, epochs, strict=True)])
+        )
         for columns, (rows, real, row_epochs) in gathered:
             if self._target is None or self._has_mixed:
                 columns = convert_columns(columns, self._framework)  # noqa: PLW2901 - the same columns
-            yield partial(self._finish, columns, rows, real, Augmentation(self._seed, row_epochs))
+            finish = partial(self._finish, columns, rows, real, Augmentation(self._seed, row_epochs))
+            yield self.tracing.trace_finish(finish)
 
     def preprocess(self, columns: Columns) -> DocumentBatch[Any]:
         """Make a batch of the columns of new documents, as of rows of the dataset."""

@@ -56,7 +56,7 @@ class Loader(Generic[DocT]):
 
     def __iter__(self) -> Iterator[DocumentBatch[DocT]]:
         dataset, pass_id = self.dataset, Worker.alone().pass_id
-        for batch in self._batches(dataset.groups(pass_id, self._is_alone)):
+        for batch in dataset.trace_pass(self._batches(dataset.groups(pass_id, self._is_alone))):
             dataset._state = batch._state
             yield batch
         dataset._end(pass_id)

@@ -224,11 +224,18 @@ class MixedDataset(Generic[DocT]):
         worker = this_worker()
         if worker is None:
             return self.batches(*Worker.alone())
-        return self._iterate(self._begin(worker))  # begins now, so that all workers see the same pass
+        # Begins now, so that all workers see the same pass.
+        return self.trace_pass(self._iterate(self._begin(worker)))
+
+    def trace_pass(self, batches: Iterator[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
+        """Return the batches of a pass, recorded as spans if a dataset of the mix has the option `tracing`."""
+        streams: list[Any] = [getattr(dataset, "_stream", dataset) for dataset in self.datasets.values()]
+        traced = [stream._tracing for stream in streams if stream.options.tracing]
+        return traced[0].trace_pass(batches, traced[1:], datasets=sorted(self.datasets)) if traced else batches
 
     def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
-        yield from self._iterate(self._begin(Worker(worker, workers, pass_id)))
+        yield from self.trace_pass(self._iterate(self._begin(Worker(worker, workers, pass_id))))
         if not workers:
             self._end(pass_id)
 

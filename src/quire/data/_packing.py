@@ -562,6 +562,7 @@ class PackFetch:
         self._batch_type: Any = DocumentBatch[block_type]
         self.only_copies = fetch.only_copies
         self._counting = np.arange(length)
+        self.tracing = fetch.tracing
 
     @property
     def packing(self) -> tuple[int, str, Any]:
@@ -576,6 +577,9 @@ class PackFetch:
     def gather(self, parts: list[BlockPart], epochs: object = None) -> Iterator[FinishBatch]:
         """Gather the tokens of each part; see `Fetch.gather`."""
         del epochs
+        return map(self.tracing.trace_finish, self.tracing.trace_gather(self._gather(parts)))
+
+    def _gather(self, parts: list[BlockPart]) -> Iterator[FinishBatch]:
         rows, starts, sizes = (np.concatenate([part[place] for part in parts]) for place in range(3))
         reader = self._stored._row_reader
         ranges = reader.locate_elements(self._path, rows, starts, sizes, self._index.lengths(rows))

@@ -56,6 +56,8 @@ class Streaming(TypedDict, total=False):
     allow_empty: whether the dataset may have no rows, or none that match `where`; otherwise that is an error.
     verify: when stored data is compared with its checksums: 'first_touch' (the default), 'always' or 'never'.
     bucket_by: the path of a list, a tensor or a length; batches then have rows of similar lengths.
+    tracing: whether the waits for batches, the reads of rows and their preprocessing are recorded as spans of
+        OpenTelemetry.
     max_tokens: with bucket_by, the most elements of a batch that is padded to its longest row; batches then have as
         many rows as fit, and at most `batch_size`.
     """
@@ -82,6 +84,7 @@ class Streaming(TypedDict, total=False):
     verify: Verify | None
     bucket_by: str | None
     max_tokens: int | None
+    tracing: bool
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class StreamOptions:
     bucket_by: str | None = None
     max_tokens: int | None = None
     lanes: int | None = None
+    tracing: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seed", "rank", "world_size", "epochs", "max_tokens", "lanes"):

@@ -268,6 +268,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         self._ranks: tuple[int, int, int] | None = None  # in a spawned worker: process id, rank, world size
         ranks = (0, 1) if options.rank is None or options.world_size is None else (options.rank, options.world_size)
         Slice(self.order, 0, 0, *ranks, self.batch_size, options.last)
+        self._tracing = self._fetch.tracing
         self._group_size = self._limit_group(options.memory_bytes)
         self._group_size_ahead = self._limit_group(_MAX_BYTES_AHEAD)
         self._fingerprint = compute_fingerprint(self.stored, self.order)
@@ -324,13 +325,14 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         worker = this_worker()
         if worker is None:
             return self.batches(*Worker.alone())
-        return self._iterate(self._begin(worker))  # begins now, so that all workers see the same pass
+        return self.trace_pass(self._iterate(self._begin(worker)))  # begins now, so that all workers see the same pass
 
     def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
         ahead = not workers and self.stored._row_reader.reads_blocks
         group_size = _doubling(self._group_size_ahead if ahead else self._group_size)
-        yield from self._iterate(self._begin(Worker(worker, workers, pass_id), group_size), ahead=ahead)
+        batches = self._iterate(self._begin(Worker(worker, workers, pass_id), group_size), ahead=ahead)
+        yield from self.trace_pass(batches)
         if not workers:
             self._registry.end(pass_id)
 
@@ -402,6 +404,20 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                     plan.extend(group)
                 plan = None
             yield partial(self._finish, finish, self._state_at(group, step + 1))
+
+    def trace_pass(self, batches: Iterator[DocumentBatch[DocT]]) -> Iterator[DocumentBatch[DocT]]:
+        """Return the batches of a pass, recorded as spans with the option `tracing`."""
+        if not self.options.tracing:
+            return batches
+        share = self._slice(self._registry.current_start(self.options.epochs or 1))
+        return self._tracing.trace_pass(
+            batches,
+            url=display_uri(self.stored.folder.url),
+            epoch=share.epoch,
+            batch_size=self.batch_size,
+            rank=share.rank,
+            world_size=share.world_size,
+        )
 
     def _finish(self, finish: FinishBatch, state: StreamState) -> DocumentBatch[DocT]:
         batch: DocumentBatch[DocT] = finish()

@@ -22,6 +22,7 @@ from quire.files._node_cache import BlockRange as BlockRange
 from quire.files._node_cache import BlockSource as BlockSource
 from quire.files._node_cache import NodeCache as NodeCache
 from quire.files._node_cache import NodeCacheError as NodeCacheError
+from quire.files._node_cache import count_blocks as count_blocks
 from quire.files._open import Source as Source
 from quire.files._open import Target as Target
 from quire.files._open import open_source as open_source

@@ -22,8 +22,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -619,6 +619,31 @@ class _InFlight:
 # --- sources of blocks
 
 
+@dataclass
+class BlockCounts:
+    """The blocks that a thread has opened."""
+
+    opened: int = 0
+    waited: int = 0
+    """The blocks that were not in the cache."""
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+
+
+_counting = threading.local()
+
+
+@contextmanager
+def count_blocks() -> Iterator[BlockCounts]:
+    """Count the blocks that this thread opens inside the block."""
+    outer, counts = getattr(_counting, "counts", None), BlockCounts()
+    _counting.counts = counts
+    try:
+        yield counts
+    finally:
+        _counting.counts = outer
+
+
 class BlockSource(ABC):
     """Blocks of remote files, on the local disk."""
 
@@ -654,15 +679,29 @@ class BlockSource(ABC):
 
     def open(self, folder: Folder, block: BlockRange) -> BinaryIO:
         """Open the file of a block, which is downloaded if it is missing."""
+        started = None
         for _ in range(_ATTEMPTS):
             file = self.cache.open(block)
             if file is not None:
+                self._count(block, started)
                 return file
+            started = started or time.monotonic()
             self.wait(folder, block)
         raise NodeCacheError(
             f"{self.cache.place}: blocks of {block.name} are removed from the cache before they can be read: it is too "
             "small for what is read at a time. Pass a larger cache_bytes."
         )
+
+    @staticmethod
+    def _count(block: BlockRange, started: float | None) -> None:
+        """Count an opened block, for which the thread has waited since `started`, if at all."""
+        counts: BlockCounts | None = getattr(_counting, "counts", None)
+        if counts is not None:
+            counts.opened += 1
+            counts.nbytes += block.size
+            if started is not None:
+                counts.waited += 1
+                counts.wait_seconds += time.monotonic() - started
 
 
 class LocalSource(BlockSource):

@@ -105,15 +105,15 @@ class InferenceTensor:
             return cls(name, datatype, _as_objects(items, shape))
         dtype = _dtype_of(name, datatype)
         try:
-            given = np.asarray(values)
-            array = given.astype(dtype)
+            numbers = np.asarray(values)
+            array = numbers.astype(dtype)
         except (ValueError, TypeError, OverflowError) as error:
             raise DecodeError(f"{name}: the data is no array of {datatype}: {error}") from None
-        if given.size != size:
-            raise DecodeError(f"{name}: shape {list(shape)} has {size} elements, got {given.size}.")
+        if numbers.size != size:
+            raise DecodeError(f"{name}: shape {list(shape)} has {size} elements, got {numbers.size}.")
         kinds = {"b": "b", "i": "iu", "u": "iu"}.get(dtype.kind, "iuf")
-        is_exact = dtype.kind not in "iu" or bool((array == given).all())
-        if given.size and (given.dtype.kind not in kinds or not is_exact):
+        is_exact = dtype.kind not in "iu" or bool((array == numbers).all())
+        if numbers.size and (numbers.dtype.kind not in kinds or not is_exact):
             raise DecodeError(f"{name}: the data has values that are not {datatype}.")
         return cls(name, datatype, array.reshape(shape))
 

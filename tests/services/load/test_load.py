@@ -17,6 +17,7 @@ from tests.services.load_generator import (
     server_process,
 )
 from tests.services.sample_service import pictures
+from tests.services.soak import KINDS, find_unexpected, soak
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
 
@@ -34,6 +35,14 @@ def test_64_clients_survive_5_kills_without_a_lost_or_mixed_answer() -> None:
     outcomes = restart_server_under_load(clients=64, kills=5, outage=2.0, uptime=3.0)
     assert outcomes.keys() == {"answered"}
     assert outcomes.total() > 1_000
+
+
+@pytest.mark.timeout(1200)
+def test_mixed_load_of_10_minutes_ends_as_expected_with_flat_memory() -> None:
+    report = soak(seconds=600, clients=64, kills=5)
+    assert find_unexpected(report) == {}, report.to_lines()
+    assert set(report.outcomes) == set(KINDS)
+    assert report.growth < 0.05, report.to_lines()
 
 
 def test_killed_server_raises_unavailable_error_without_retries() -> None:
