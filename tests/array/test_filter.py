@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -12,6 +13,8 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import AnyUrl
 
 from quire import BaseDocument, DocumentArray, Text
@@ -572,6 +575,69 @@ def test_path_in_braces_is_another_field_of_the_document(query: Any, expected: A
     books = library()
     assert books.filter(query).title == [book.title for book in books if expected(book)]
     assert books.stack().filter(query).title == books.filter(query).title
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"$expr": {"$gt": ["$price", "$stock"]}}, lambda book: book.stock is not None and book.price > book.stock),
+        ({"$expr": {"$eq": ["$title", "$title"]}}, lambda _: True),
+        ({"$expr": {"$ne": ["$title", "$tags.a"]}}, lambda book: book.title != book.tags.get("a")),
+        ({"$expr": {"$ne": ["$stock", "$stock"]}}, lambda _: False),
+        ({"$not": {"$expr": {"$lte": ["$price", "$stock"]}}}, lambda b: b.stock is None or b.price > b.stock),
+    ],
+)
+def test_expression_compares_two_fields_of_a_document(query: Any, expected: Any) -> None:
+    books = library()
+    assert books.filter(query).title == [book.title for book in books if expected(book)]
+    assert books.stack().filter(query).title == books.filter(query).title
+
+
+class Labelled(BaseDocument):
+    label: str | None = None
+    prediction: str | None = None
+    count: int = 0
+    limit: int = 0
+    share: float | None = None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", None]),
+            st.sampled_from(["a", "b", None]),
+            st.integers(-2, 2),
+            st.integers(-2, 2),
+            st.sampled_from([None, 1.0, 2.5, float("nan")]),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from(["$eq", "$ne", "$lt", "$lte", "$gt", "$gte"]),
+    st.sampled_from([("label", "prediction"), ("count", "limit"), ("count", "share"), ("share", "share")]),
+)
+def test_expression_selects_the_same_rows_of_columns_as_of_documents(
+    rows: list[tuple[Any, ...]], name: str, paths: tuple[str, str]
+) -> None:
+    names = ("label", "prediction", "count", "limit", "share")
+    documents = DocumentArray[Labelled](Labelled(**dict(zip(names, row, strict=True))) for row in rows)
+    query = {"$expr": {name: [f"${path}" for path in paths]}}
+    if rows:
+        assert documents.stack().filter(query).id == documents.filter(query).id
+
+
+def test_expression_that_compares_nothing_is_refused() -> None:
+    books = library()
+    for wrong, message in [
+        ({"$eq": ["$title", "$stock"]}, "Book.title is str, which is never compared with stock"),
+        ({"$eq": ["title", "$title"]}, "with a dollar sign in front of each path"),
+        ({"$regex": ["$title", "$title"]}, "compares no two fields"),
+        ({"$eq": ["$title"]}, "compares two fields"),
+        (3, "compares two fields"),
+    ]:
+        with pytest.raises(QueryError, match=re.escape(message)):
+            books.filter({"$expr": wrong})
+    with pytest.raises(PathError, match="Did you mean 'title'"):
+        books.filter({"$expr": {"$eq": ["$titel", "$title"]}})
 
 
 def test_text_in_braces_is_text_for_fields_that_hold_text() -> None:

@@ -26,6 +26,7 @@ from tests.programs import find_chromium
 LARGEST = 195_000
 """The maximum number of bytes of a screenshot."""
 SIZE = {"width": 1280, "height": 760}
+PHONE = {"width": 390, "height": 760}
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -55,6 +56,7 @@ class Scene(BaseDocument):
     picture: bytes
     caption: str
     kind: Kind
+    guess: Kind
     score: float | None = None
     likes: int
     published: bool
@@ -117,6 +119,7 @@ def scenes(count: int) -> Iterator[Scene]:
             picture=pictures[kind][chance.integers(16)],
             caption=f"{chance.choice(FIRST)} {chance.choice(WHAT[kind])}{chance.choice(THEN)}",
             kind=kind,
+            guess=kind if chance.random() < 0.84 else list(Kind)[chance.integers(4)],
             score=None if chance.random() < 0.06 else float(chance.beta(5, 2)),
             likes=int(chance.lognormal(4, 1.1)),
             published=bool(chance.random() < 0.7),
@@ -172,6 +175,12 @@ def shoot(page: Page, folder: Path) -> None:
     page.wait_for_selector("#panel svg.tall")
     shot("statistics")
     page.keyboard.press("Escape")
+    page.locator(".head[data-path='kind'] .head-chart").click()
+    page.locator(".compare select").select_option("guess")
+    page.wait_for_selector("#panel .matrix")
+    shot("comparison")
+    page.keyboard.press("Escape")
+    page.locator("#grid").press("Home")
     page.keyboard.press("m")
     page.wait_for_selector(".legend-item")
     page.keyboard.press("ArrowRight")
@@ -195,6 +204,11 @@ def main(folder: Path) -> None:
         page = browser.new_page(viewport=SIZE)
         page.goto(viewer.url)
         shoot(page, folder)
+        phone = browser.new_page(viewport=PHONE, is_mobile=True, has_touch=True)
+        phone.goto(viewer.url)
+        phone.wait_for_selector("html[data-ready]")
+        phone.wait_for_timeout(1500)
+        phone.screenshot(path=folder / "view-phone.png")
         browser.close()
     for file in sorted(folder.glob("view-*.png")):
         image = Pillow.open(file).convert("RGB")

@@ -12,9 +12,10 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.storage import write_dataset
+from quire.typing import NdArray
 from quire.viewer import Viewer
 from tests.programs import find_chromium
-from tests.viewer.viewer_client import HOSTILE
+from tests.viewer.viewer_client import HOSTILE, png
 
 pytestmark = pytest.mark.needs("fastapi", "uvicorn", "PIL", "pyarrow", "av", "playwright", "program:chromium")
 
@@ -349,3 +350,125 @@ def test_empty_dataset_shows_a_message(browser: Browser) -> None:
         page = watched.open()
         expect(page.locator("#state")).to_contain_text("Nothing here yet")
         watched.check()
+
+
+class Guess(BaseDocument):
+    label: str
+    prediction: str
+    wide: NdArray[np.uint8, 20, 80, 3]
+    file: str
+
+
+@pytest.fixture(scope="module")
+def guesses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guesses") / "data"
+    names = ["cat", "dog", "bird"]
+    documents = [
+        Guess(
+            label=names[i % 3],
+            prediction=names[i % 3 if i % 4 else 0],
+            wide=np.full((20, 80, 3), i % 200, np.uint8),
+            file="a.png",
+        )
+        for i in range(6000)
+    ]
+    write_dataset(documents, folder, Guess, format="arrow")
+    (folder / "a.png").write_bytes(png((10, 200, 30)))
+    return folder
+
+
+def open_page(browser: Browser, viewer: Viewer, **options: Any) -> tuple[Watched, Page]:
+    watched_page = Watched(browser, viewer, **options)
+    return watched_page, watched_page.open()
+
+
+def test_two_columns_are_compared_and_a_count_filters_its_rows(browser: Browser, guesses: Path) -> None:
+    with Viewer(guesses) as viewer:
+        watched_page, page = open_page(browser, viewer)
+        page.locator("#grid").press("ArrowRight")
+        page.locator("#grid").press("ArrowRight")
+        page.locator(".head[data-path='label'] .head-chart").click()
+        page.locator(".compare select").select_option("prediction")
+        expect(page.locator("#panel h2")).to_have_text("label and prediction")
+        expect(page.locator(".matrix tbody th")).to_have_text(["bird", "cat", "dog"])
+        expect(page.locator(".matrix td.same")).to_have_text(["1,500", "2,000", "1,500"])
+        page.locator(".matrix td.differs button").first.click()
+        expect(page.locator("#where")).to_have_value('label = "bird" and prediction = "cat"')
+        expect(page.locator("#about")).to_contain_text("500 of 6,000 rows")
+        page.fill("#where", "")
+        page.press("#where", "Enter")
+        page.locator("#panel button", has_text="Show the rows that differ").click()
+        expect(page.locator("#where")).to_have_value("label != prediction")
+        expect(page.locator("#about")).to_contain_text("1,000 of 6,000 rows")
+        watched_page.check()
+
+
+def test_pictures_are_whole_and_those_of_files_are_shown(browser: Browser, guesses: Path) -> None:
+    with Viewer(guesses, files=True) as viewer:
+        watched_page, page = open_page(browser, viewer)
+        picture = cell(page, 0, "wide").locator("img")
+        assert picture.evaluate("(img) => getComputedStyle(img).objectFit") == "contain"
+        file = cell(page, 0, "file").locator("img")
+        expect(file).to_be_visible()
+        until(
+            page,
+            f"document.getElementById('{cell(page, 0, 'file').get_attribute('id')}').querySelector('img').naturalWidth",
+        )
+        page.locator("#grid").press("Enter")
+        expect(page.locator("#panel figcaption", has_text="a.png")).to_be_visible()
+        watched_page.check()
+
+
+def test_row_height_is_remembered_by_the_next_viewer(browser: Browser, guesses: Path) -> None:
+    context = browser.new_context()
+    heights = []
+    for _ in range(2):  # on two ports
+        with Viewer(guesses) as viewer:
+            page = context.new_page()
+            page.goto(viewer.url)
+            page.wait_for_selector("html[data-ready]")
+            heights.append(page.locator("#grid").get_attribute("data-height"))
+            if len(heights) == 1:
+                page.keyboard.press("d")
+            chosen = page.locator("#grid").get_attribute("data-height")
+            page.close()
+    context.close()
+    assert heights[0] != heights[1] == chosen
+
+
+def test_statistics_show_the_first_rows_before_all_are_read(browser: Browser, guesses: Path) -> None:
+    with Viewer(guesses) as viewer:
+        watched_page, page = open_page(browser, viewer)
+        held: list[Any] = []
+        page.route("**/api/statistics?path=label", held.append)
+        page.locator(".head[data-path='label'] .head-chart").click()
+        expect(page.locator("#panel .stat")).to_contain_text("5,000")
+        expect(page.locator("#panel [role=status]")).to_contain_text("First rows")
+        assert len(held) == 1
+        held[0].continue_()
+        expect(page.locator("#panel .stat")).to_contain_text("6,000")
+        expect(page.locator("#panel [role=status]")).to_have_count(0)
+        watched_page.check()
+
+
+def test_page_fits_a_phone(browser: Browser, guesses: Path) -> None:
+    with Viewer(guesses, files=True) as viewer:
+        context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+        page = context.new_page()
+        page.goto(viewer.url)
+        page.wait_for_selector("html[data-ready]")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for name in ("#title", "#where", "#density", "#theme", "#toggle-columns"):
+            box = page.locator(name).bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] < box["x"] + box["width"] <= 390, name
+        heads = page.locator(".row-head .head[data-path]").evaluate_all("all => all.map((each) => each.dataset.path)")
+        assert heads[0] in ("wide", "file")
+        assert "id" not in heads
+        page.locator(".row[data-row='1'] .cell").nth(1).tap()
+        box = page.locator("#panel").bounding_box()
+        assert box is not None
+        assert (box["x"], box["y"], box["width"], box["height"]) == (0, 0, 390, 844)
+        page.locator("#panel [data-close]").tap()
+        expect(page.locator("#panel")).to_be_hidden()
+        context.close()

@@ -104,6 +104,10 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "label = ''": {"label": {"$eq": ""}},
     "label = '('": {"label": {"$eq": "("}},
     "label = 'and'": {"label": {"$eq": "and"}},
+    # another column of the same row
+    "score > visits": {"$expr": {"$gt": ["$score", "$visits"]}},
+    "label != author.name": {"$expr": {"$ne": ["$label", "$author.name"]}},
+    "label = 'label'": {"label": {"$eq": "label"}},
     # text and patterns
     "label ~ a.b": {"label": {"$regex": r"(?i)a\.b"}},
     "label : ab": {"label": {"$regex": "(?i)ab"}},
@@ -252,6 +256,33 @@ def test_errors_say_what_is_wrong_and_where(line: str) -> None:
     assert message in str(caught.value)
     assert ".." not in str(caught.value).replace("author..name", "")
     assert caught.value.position == position
+
+
+MEMBERS = {"label": {"cat": "C", "dog": "D", "score": "S"}}
+
+
+@pytest.mark.parametrize(
+    ("line", "condition"),
+    [
+        ("label = cat", {"label": {"$eq": "C"}}),
+        ("label = C", {"label": {"$eq": "C"}}),
+        ("label in (cat, 'dog')", {"label": {"$in": ["C", "D"]}}),
+        ("label = score", {"label": {"$eq": "S"}}),  # a member comes before a column of its name
+        ("label != author.name", {"$expr": {"$ne": ["$label", "$author.name"]}}),
+    ],
+)
+def test_names_of_members_stand_for_their_values(line: str, condition: dict[str, Any]) -> None:
+    assert parse_filter(line, PLACE, MEMBERS) == condition
+
+
+def test_unknown_members_and_columns_that_never_match_are_errors() -> None:
+    with pytest.raises(FilterError, match=r"label has no value 'cta'. Did you mean 'cat'\?"):
+        parse_filter("label = cta", PLACE, MEMBERS)
+    with pytest.raises(FilterError, match="is never compared with|never compared") as caught:
+        parse_filter("label != visits", PLACE)
+    assert caught.value.position == 9
+    with pytest.raises(FilterError, match="no field 'nmae'"):
+        parse_filter("label != author.nmae", PLACE)
 
 
 def test_lines_are_read_up_to_a_length() -> None:

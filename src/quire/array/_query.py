@@ -12,7 +12,8 @@ and `$nin`, are valid for every field: their result is right, also if it is ever
 
 A path in braces refers to another field of the same document, as in DocArray: `{'price': {'$lt': '{cost}'}}`. It does
 so only where it cannot be meant as text, because the values of a query may come from users: for fields that hold no
-text, and in the comparisons of order for values that the schema does not describe, as those of a dict.
+text, and in the comparisons of order for values that the schema does not describe, as those of a dict. `$expr` compares
+any two fields, as in MongoDB: `{'$expr': {'$ne': ['$label', '$prediction']}}`.
 
 A compiled query decides about documents, or about the rows of columns at once; both agree.
 """
@@ -308,8 +309,14 @@ class _Comparison(Node):
             if a is not None and b is not None
         )
 
-    def mask(self, columns: Columns) -> NDArray[np.bool_]:  # noqa: ARG002
-        raise _UndecidedError
+    def mask(self, columns: Columns) -> NDArray[np.bool_]:
+        left, right = _plain_values(columns, self.path), _plain_values(columns, self.other)
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and left.dtype == right.dtype:
+            compare = operator.eq if self.name == "$eq" else ORDERED[self.name]
+            mask: NDArray[np.bool_] = compare(left, right)
+            return mask
+        pairs = zip(left.tolist() if isinstance(left, np.ndarray) else left, list(right), strict=True)
+        return np.fromiter((self._compare_elements(a, b) for a, b in pairs), np.bool_, len(columns))
 
     def paths(self) -> Iterator[FieldPath]:
         yield self.path
@@ -349,6 +356,28 @@ def _locate(columns: Columns, path: FieldPath) -> tuple[Column, NDArray[np.bool_
         else:
             break
     raise _UndecidedError
+
+
+_PLAIN_KINDS = (
+    *(FieldKind.TEXT, FieldKind.ENUM, FieldKind.DATE, FieldKind.DATETIME, FieldKind.TIME, FieldKind.TIMEDELTA),
+    *(FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH),
+)
+"""Kinds of fields whose values are neither containers nor documents."""
+
+
+def _plain_values(columns: Columns, path: FieldPath) -> NDArray[Any] | list[Any]:
+    """Return the values of a column, None for missing ones; integers of which none is missing as an array."""
+    column, present, below = _locate(columns, path)
+    if below:
+        raise _UndecidedError
+    if isinstance(column, ScalarColumn):
+        numbers = column.framework.to_numpy(column.data)
+        if present.all() and numbers.dtype.kind == "i":
+            return numbers
+        return [value if is_present else None for value, is_present in zip(column.values(), present, strict=True)]
+    if not isinstance(column, ObjectColumn) or column.field.kind not in _PLAIN_KINDS:
+        raise _UndecidedError
+    return [value if is_present else None for value, is_present in zip(column.values(), present, strict=True)]
 
 
 def _matches(value: Any, path: FieldPath, test: Predicate) -> bool:
@@ -404,12 +433,48 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
         return _Any(parts) if key == "$or" else _Not(_Any(parts))
     if key == "$not":
         return _Not(_compile(value, schema, depth + 1))
+    if key == "$expr":
+        return _compile_expression(value, schema)
     if key.startswith("$"):
-        raise QueryError(f"{key!r} is not an operator here. {did_you_mean(key, ('$and', '$or', '$nor', '$not'))}")
+        known = ("$and", "$or", "$nor", "$not", "$expr")
+        raise QueryError(f"{key!r} is not an operator here. {did_you_mean(key, known)}")
     path = _parse_key(key, schema)
     field = None if schema is None else find_field(schema, path)
     where = key if schema is None else f"{schema.name}.{key}"
     return _Target(path, field, where, schema).compile(value, depth)
+
+
+def _compile_expression(value: Any, schema: Schema | None) -> Node:
+    """Compile the comparison of two fields: `{'$ne': ['$label', '$prediction']}`."""
+    usage = "$expr compares two fields, as in {'$expr': {'$ne': ['$label', '$prediction']}}"
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise QueryError(f"{usage}; got {describe(value)}.")
+    [(name, operands)] = value.items()
+    if name not in ("$eq", "$ne", *ORDERED) or name == "$in":
+        known = ("$eq", "$ne", "$lt", "$lte", "$gt", "$gte")
+        raise QueryError(f"{usage}; {name!r} compares no two fields. {did_you_mean(str(name), known)}")
+    is_pair = isinstance(operands, (list, tuple)) and len(operands) == 2
+    if not is_pair or not all(isinstance(each, str) and each.startswith("$") for each in operands):
+        raise QueryError(f"{usage}, with a dollar sign in front of each path; got {operands!r}.")
+    paths = [_parse_key(each[1:], schema) for each in operands]
+    where = join_path(paths[0]) if schema is None else f"{schema.name}.{join_path(paths[0])}"
+    if schema is not None:
+        one, other = (find_field(schema, path) for path in paths)
+        if one is not None and other is not None and not _are_comparable(one, other):
+            raise QueryError(f"{where} is {one}, which is never compared with {join_path(paths[1])}: that is {other}.")
+    node = _Comparison(paths[0], "$eq" if name == "$ne" else name, paths[1], where)
+    return _Not(node) if name == "$ne" else node
+
+
+def _are_comparable(one: Field, other: Field) -> bool:
+    """Return whether values of two fields may be equal; the kinds that hold values of others are not looked into."""
+    open_kinds = (FieldKind.ANY, FieldKind.UNION, FieldKind.LIST, FieldKind.DICT)
+    if one.kind in open_kinds or other.kind in open_kinds:
+        return True
+    if FieldKind.ENUM in (one.kind, other.kind):
+        return one.type is other.type
+    numbers = (FieldKind.SCALAR, FieldKind.DECIMAL)
+    return one.kind is other.kind or (one.kind in numbers and other.kind in numbers)
 
 
 def _parse_key(key: str, schema: Schema | None) -> FieldPath:

@@ -256,12 +256,12 @@ def probe_torch(package: Package | None, *, quick: bool) -> dict[str, Any] | Non
     """Return the version of torch, and the GPUs that it finds; None if it is missing or was not asked for."""
     if package is None or package.version is None:
         return None
-    found: dict[str, Any] = {"version": package.version, "cuda": None, "devices": None, "threads": None}
+    probe: dict[str, Any] = {"version": package.version, "cuda": None, "devices": None, "threads": None}
     if not quick and package.fault is None:
         output = run_python(_TORCH_PROBE, _IMPORT_SECONDS)
         if output.returncode == 0:
-            found |= importlib.import_module("json").loads(output.stdout)
-    return found
+            probe |= importlib.import_module("json").loads(output.stdout)
+    return probe
 
 
 def probe_java() -> dict[str, Any]:
@@ -384,7 +384,7 @@ def _describe_torch(torch: dict[str, Any] | None) -> str:
 
 def _describe_java(java: dict[str, Any]) -> str:
     if java["version"] is None:
-        return f"not found; Spark needs Java {_JAVA} or newer"
+        return f"not probe; Spark needs Java {_JAVA} or newer"
     return f"{java['version']} at {java['program']}" + (
         "" if java["is_new_enough"] else f"; Spark needs {_JAVA} or newer"
     )

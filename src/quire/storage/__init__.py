@@ -46,6 +46,7 @@ from quire.storage._dataset_writer import save_parquet as save_parquet
 from quire.storage._dataset_writer import save_shard as save_shard
 from quire.storage._interchange import from_arrow as from_arrow
 from quire.storage._interchange import to_arrow as to_arrow
+from quire.storage._layout import ENUMS_KEY as ENUMS_KEY
 from quire.storage._layout import Layout as Layout
 from quire.storage._layout import Paths as Paths
 from quire.storage._layout import resolve_columns as resolve_columns

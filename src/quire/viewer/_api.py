@@ -18,7 +18,9 @@ from quire.errors import OptionError, PathError, QuireError, RowIndexError
 from quire.schema import FieldKind, join_path
 from quire.storage import Pages, column_statistics
 from quire.viewer._cache import Cache
+from quire.viewer._confusion import compare_columns
 from quire.viewer._embeddings import Embeddings
+from quire.viewer._enum_names import name_of, read_enum_names
 from quire.viewer._media import Content, MediaReader
 from quire.viewer._row_order import RowOrders, Selection
 from quire.viewer._serialization import column_tree, document_tree, grid_columns, preview_cell
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 _ASSETS = files("quire.viewer") / "assets"
 _MAX_ROWS, _MAX_CARDS = 500, 100
-_CACHED_STATISTICS = 4096
+_CACHED_STATISTICS, _CACHED_COMPARISONS = 4096, 64
 _SAMPLE, _HEADER_SAMPLE = 100_000, 5_000
 """Rows from which the statistics of a column are computed, in the panel and in its header."""
 
@@ -49,10 +51,19 @@ class ViewedDataset:
     """Part of the URLs of media, so that a browser does not mix up the datasets of several viewers."""
 
     def __post_init__(self) -> None:
-        self.orders, self.embeddings = RowOrders(self.pages), Embeddings(self.pages)
+        self.names = read_enum_names(self.pages.dataset)
+        self.orders, self.embeddings = RowOrders(self.pages, self.names), Embeddings(self.pages)
         self.schema = self.pages.dataset.document_type.document_schema()
         self.tree = column_tree(self.pages.dataset.schema)
+        self._mark_enums(self.tree)
+        self._comparisons: Cache[tuple[str, str, str], dict[str, Any]] = Cache(_CACHED_COMPARISONS)
         self._statistics: Cache[tuple[str, int], dict[str, Any]] = Cache(_CACHED_STATISTICS)
+
+    def _mark_enums(self, nodes: list[dict[str, Any]]) -> None:
+        for node in nodes:
+            if node["path"] in self.names:
+                node["role"] = "name"
+            self._mark_enums(node.get("children", []))
 
     def describe(self) -> dict[str, Any]:
         """Describe the dataset and its columns."""
@@ -89,14 +100,50 @@ class ViewedDataset:
         schema = above[-1].document_type.document_schema() if above else self.schema
         is_text = own.kind in (FieldKind.TEXT, FieldKind.PATH)
         is_audio = sample_rate_field(own.name, schema) is not None
-        return [preview_cell(value, is_text=is_text, is_audio=is_audio) for value in values]
+        cells = [preview_cell(value, is_text=is_text, is_audio=is_audio) for value in values]
+        return [self._refine_cell(cell, join_path(path)) for cell in cells]
+
+    def _refine_cell(self, cell: Any, path: str) -> Any:
+        """Replace the value of an enum by the name of its member, and the path of a file by its picture or sound."""
+        if path in self.names:
+            name = name_of(cell, self.names[path])
+            return cell if name is None else {"t": "name", "v": name}
+        return cell if (file := self.media.file_cell(cell)) is None else file
+
+    def document(self, row: int) -> dict[str, Any]:
+        """Return the tree of one document."""
+        tree = document_tree(self.media.document(row))
+        self._refine_tree(tree)
+        return {"row": row, "document": tree}
+
+    def _refine_tree(self, tree: dict[str, Any]) -> None:
+        for item in tree.get("fields", []):
+            # The members of an enum are known by the path of the column, without the numbers of rows of lists.
+            path = ".".join(part for part in item["path"].split(".") if not part.isdecimal())
+            item["value"] = self._refine_cell(item["value"], path)
+            if isinstance(item["value"], dict):
+                self._refine_tree(item["value"])
+        for inner in tree.get("items", []):
+            self._refine_tree(inner)
+
+    def compare(self, path: str, other: str, where: str) -> dict[str, Any]:
+        """Count the pairs of values of two columns in the rows that a filter selects."""
+
+        def compute() -> dict[str, Any]:
+            return compare_columns(self.pages, path, other, self.orders.selected(where), self.names)
+
+        return self._comparisons.get((path, other, where.strip()), compute)
 
     def statistics(self, path: str, rows: int) -> dict[str, Any]:
         """Return the statistics of a column and of the columns below it."""
 
         def compute() -> dict[str, Any]:
             statistics = column_statistics(self.pages.narrow(path).dataset, [path], rows)
-            return {name: column.to_dict() for name, column in statistics.items()}
+            columns = {name: column.to_dict() for name, column in statistics.items()}
+            for name in columns.keys() & self.names.keys():
+                for value in columns[name]["top"] or ():
+                    value["value"] = name_of(value["value"], self.names[name]) or value["value"]
+            return columns
 
         return self._statistics.get((path, rows), compute)
 
@@ -153,9 +200,8 @@ def _data_routes(viewed: ViewedDataset) -> list[Route]:
     def position(query: QueryParameters) -> dict[str, Any]:
         return {"place": viewed.orders.position(selection(query), query.integer("row"))}
 
-    def document(query: QueryParameters) -> dict[str, Any]:
-        row = query.integer("row")
-        return {"row": row, "document": document_tree(viewed.media.document(row))}
+    def comparison(query: QueryParameters) -> dict[str, Any]:
+        return viewed.compare(query.text("path"), query.text("other"), query.text("where", "", max_length=4000))
 
     def statistics(query: QueryParameters) -> dict[str, Any]:
         return viewed.statistics(query.text("path"), _HEADER_SAMPLE if query.flag("brief") else _SAMPLE)
@@ -170,7 +216,8 @@ def _data_routes(viewed: ViewedDataset) -> list[Route]:
         _json_route("rows", rows),
         _json_route("cards", lambda query: viewed.cards(query.integers("rows", _MAX_CARDS))),
         _json_route("place", position),
-        _json_route("document", document),
+        _json_route("document", lambda query: viewed.document(query.integer("row"))),
+        _json_route("comparison", comparison),
         _json_route("statistics", statistics),
         _json_route("neighbours", neighbours),
         _json_route("map", lambda query: viewed.embeddings.map(query.text("path"), query.text("colour", ""))),

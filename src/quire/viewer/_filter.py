@@ -1,6 +1,7 @@
 """The query language of the filter line: `score > 0.5 and label in (cat, dog) and not caption ~ "blurred"`.
 
-`parse_filter` returns a query for `DocumentArray.filter`. A word or a quoted text alone searches every text column.
+`parse_filter` returns a query for `DocumentArray.filter`. A word or a quoted text alone searches every text column. A
+word on the right that is the name of a column stands for its value in the same row: `label != prediction`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from quire.array import compile_filter, find_field
 from quire.errors import PathError, QueryError, did_you_mean
 from quire.schema import Field, FieldKind, Schema, join_path, parse_path
+from quire.viewer._enum_names import EnumNames
 
 LONGEST = 2000
 """The maximum number of characters of a filter."""
@@ -56,8 +58,11 @@ class FilterError(QueryError):
         self.position = position
 
 
-def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
-    """Parse a filter line into a query; an empty line is an empty query."""
+def parse_filter(text: str, schema: Schema, names: EnumNames | None = None) -> dict[str, Any]:
+    """Parse a filter line into a query; an empty line is an empty query.
+
+    `names` are the members of columns that hold the values of enums.
+    """
     if len(text) > LONGEST:
         raise FilterError(f"the filter has {len(text):,} characters; at most {LONGEST:,} are read.")
     tokens: list[_Token] = []
@@ -68,7 +73,7 @@ def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
         tokens.append(_Token(kind, match[kind], match.start(kind)))
     if not tokens:
         return {}
-    parser = _Parser(tokens, schema, len(text))
+    parser = _Parser(tokens, schema, len(text), names or {})
     query = parser.parse_or(0)
     parser.check_end()
     return query
@@ -77,8 +82,8 @@ def parse_filter(text: str, schema: Schema) -> dict[str, Any]:
 class _Parser:
     """A recursive-descent parser: or, and, not, parentheses, comparisons."""
 
-    def __init__(self, tokens: list[_Token], schema: Schema, end: int) -> None:
-        self._tokens, self._at, self._schema, self._end = tokens, 0, schema, end
+    def __init__(self, tokens: list[_Token], schema: Schema, end: int, names: EnumNames) -> None:
+        self._tokens, self._at, self._schema, self._end, self._names = tokens, 0, schema, end, names
 
     def check_end(self) -> None:
         """Raise `FilterError` if tokens are left."""
@@ -121,12 +126,31 @@ class _Parser:
             return self._search_texts(token)
         path, field = self._resolve_column(token)
         start = self._at + 1  # of the value
-        condition = {path: self._parse_test(path, field)}
+        other = self._accept_column(path, field)
+        condition = other or {path: self._parse_test(path, field)}
         try:
             compile_filter(condition, self._schema)
         except QueryError as error:
             raise FilterError(str(error), self._tokens[start].start) from None
         return condition
+
+    def _accept_column(self, path: str, field: Field) -> dict[str, Any] | None:
+        """Return the comparison with another column if an operator and the name of a column come next.
+
+        A name of an enum's member is that, and a text in quotes is a text.
+        """
+        if self._at + 1 >= len(self._tokens):
+            return None
+        comparison, token = self._tokens[self._at], self._tokens[self._at + 1]
+        if comparison.text not in _OPERATORS or token.kind != "word" or token.is_any_of("null", "missing"):
+            return None
+        members = field.type.__members__ if field.kind is FieldKind.ENUM else self._names.get(path, {})
+        name = token.text.partition(".")[0]
+        if token.text in members or name not in self._schema.by_name:
+            return None
+        other, _ = self._resolve_column(token)
+        self._at += 2
+        return {"$expr": {_OPERATORS[comparison.text]: [f"${path}", f"${other}"]}}
 
     def _is_flag(self, token: _Token) -> bool:
         """Whether a word alone is the name of a boolean column."""
@@ -192,20 +216,34 @@ class _Parser:
             field = field.items[0]
         if token.is_any_of("null", "missing"):
             return None
+        if path in self._names:
+            return self._parse_member(path, text, token)
         try:
-            if field.kind is FieldKind.SCALAR:
-                return _parse_number(text, field.type)
-            if field.kind is FieldKind.DATE:
-                return date.fromisoformat(text)
-            if field.kind is FieldKind.ENUM:
-                for member in field.type:
-                    if text in (member.name, str(member.value)):
-                        return member
-                raise ValueError(did_you_mean(text, [member.name for member in field.type]))  # noqa: TRY301
-            return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
+            return self._convert_value(field, text)
         except (ValueError, ArithmeticError) as error:
             reason = str(error).removesuffix(".")
             raise FilterError(f"{path} is {field}, and {text!r} is not: {reason}.", token.start) from None
+
+    @staticmethod
+    def _convert_value(field: Field, text: str) -> Any:
+        if field.kind is FieldKind.SCALAR:
+            return _parse_number(text, field.type)
+        if field.kind is FieldKind.DATE:
+            return date.fromisoformat(text)
+        if field.kind is FieldKind.ENUM:
+            for member in field.type:
+                if text in (member.name, str(member.value)):
+                    return member
+            raise ValueError(did_you_mean(text, [member.name for member in field.type]))
+        return field.type(text) if field.kind in (FieldKind.UUID, FieldKind.DECIMAL, FieldKind.PATH) else text
+
+    def _parse_member(self, path: str, text: str, token: _Token) -> Any:
+        """Return the value of the member of an enum by its name, or by the value as text."""
+        members = self._names[path]
+        value = members.get(text, next((value for value in members.values() if str(value) == text), None))
+        if value is None:
+            raise FilterError(f"{path} has no value {text!r}. {did_you_mean(text, members)}", token.start)
+        return value
 
     def _search_texts(self, token: _Token) -> dict[str, Any]:
         paths = text_paths(self._schema)

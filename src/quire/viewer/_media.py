@@ -7,6 +7,7 @@ reach the browser as an image. Encoded audio is decoded if PyAV is installed; vi
 from __future__ import annotations
 
 import io
+import mimetypes
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -36,6 +37,7 @@ _CACHE_BYTES = 64 << 20
 """Bytes of audio and video that are cached: players request them range by range."""
 _MAX_BYTES = 1 << 30
 """Bytes of a file, or of a data URI, that are shown."""
+_LONGEST_PATH = 1000
 _MAX_SECONDS = 600
 """Longer audio is cut."""
 
@@ -132,15 +134,32 @@ class MediaReader:
         if isinstance(value, (bytes, bytearray)):
             return bytes(value)
         content = read_media_uri(value, _MAX_BYTES) if isinstance(value, str) else None
-        if content is None and self._folder is not None and isinstance(value, (str, Path)):
-            with suppress(OSError, ValueError):  # no such file, or no valid path
-                # Symbolic links are resolved before the check, so that none leads out of the folder.
-                file = Path(self._folder, value).resolve(strict=True)
-                if file.is_relative_to(self._folder) and file.is_file() and file.stat().st_size <= _MAX_BYTES:
-                    content = file.read_bytes()
+        if content is None and (file := self._find_file(value)) is not None:
+            content = file.read_bytes()
         if content is None:
             raise DecodeError(f"{path} holds no image, audio or video; URLs and paths are not opened.")
         return content
+
+    def _find_file(self, value: object) -> Path | None:
+        """Return the file inside the dataset's folder that a value names, if files are shown."""
+        if self._folder is None or not isinstance(value, (str, Path)):
+            return None
+        with suppress(OSError, ValueError):  # no such file, or no valid path
+            # Symbolic links are resolved before the check, so that none leads out of the folder.
+            file = Path(self._folder, value).resolve(strict=True)
+            if file.is_relative_to(self._folder) and file.is_file() and file.stat().st_size <= _MAX_BYTES:
+                return file
+        return None
+
+    def file_cell(self, value: object) -> dict[str, Any] | None:
+        """Return the cell of a text that names a file with an image, audio or a video; None for other texts."""
+        if self._folder is None or not isinstance(value, str) or len(value) > _LONGEST_PATH:
+            return None
+        media_type = mimetypes.guess_type(value)[0] or ""
+        family = media_type.partition("/")[0]
+        if family not in ("image", "audio", "video") or (file := self._find_file(value)) is None:
+            return None
+        return {"t": family, "n": file.stat().st_size, "mime": media_type, "file": value}
 
 
 def _get_child(value: Any, name: str, path: str) -> Any:

@@ -15,6 +15,7 @@ from quire.errors import QueryError
 from quire.schema import Field, FieldKind, FieldPath, Schema, join_path, parse_path
 from quire.storage import Pages
 from quire.viewer._cache import Cache
+from quire.viewer._enum_names import EnumNames
 from quire.viewer._filter import parse_filter
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Selection:
 class RowOrders:
     """The rows of a dataset by their position in a selection."""
 
-    def __init__(self, pages: Pages) -> None:
-        self._pages = pages
+    def __init__(self, pages: Pages, names: EnumNames | None = None) -> None:
+        self._pages, self._names = pages, names
         self._cache: Cache[Selection, NDArray[Any]] = Cache(_CACHE_BYTES, lambda order: order.nbytes)
 
     def count(self, selection: Selection) -> int:
@@ -54,6 +55,11 @@ class RowOrders:
         total = len(self._pages) if order is None else len(order)
         start, stop = min(max(start, 0), total), min(max(start, 0) + count, total)
         return np.arange(start, stop) if order is None else order[start:stop].astype(np.int64)
+
+    def selected(self, where: str) -> NDArray[np.int64] | None:
+        """Return the numbers of the rows that a filter selects; None for all of them."""
+        order = self._order(Selection(where))
+        return None if order is None else order.astype(np.int64)
 
     def position(self, selection: Selection, row: int) -> int | None:
         """Return the position of a row; None if the filter excludes it."""
@@ -76,7 +82,7 @@ class RowOrders:
         dtype = np.uint32 if len(pages) < 1 << 32 else np.int64
         rows = None
         if selection.where:
-            where = parse_filter(selection.where, pages.dataset.document_type.document_schema())
+            where = parse_filter(selection.where, pages.dataset.document_type.document_schema(), self._names)
             rows = find_matching_rows(pages, where).astype(dtype)
         if not selection.sort:
             assert rows is not None

@@ -63,7 +63,7 @@ const SMALL = {
   tensor: (cell) => el("span", { class: "faint" }, shapeOf(cell)),
   vector: (cell) => (cell.v ? el("span", { class: "vector", title: shapeOf(cell) }, spark(cell.v)) : el("span", { class: "faint" }, shapeOf(cell))),
   heat: (cell, at) => { const made = image(at.row, at.path, 96, `${at.path}, ${shapeOf(cell)}`); made.classList.add("heat"); made.title = shapeOf(cell); return made; },
-  image: (cell, at) => image(at.row, at.path, at.size ?? 192, `${at.path} of row ${at.row}`),
+  image: (cell, at) => image(at.row, at.path, at.size ?? 192, cell.file ?? `${at.path} of row ${at.row}`),
   frames: (cell, at) => el("span", { class: "frames" }, image(at.row, at.path, 192, `${at.path} of row ${at.row}`), el("span", { class: "badge" }, icon("film"), count(cell.shape[0]))),
   audio: (cell, at) => el("span", { class: "sound" }, playButton(audioUrl(at.row, at.path), `${at.path} of row ${at.row}`), el("span", { class: "faint" }, cell.n ? bytes(cell.n) : count(Math.max(...cell.shape)))),
   video: (cell, at) => el("video", { src: videoUrl(at.row, at.path), preload: "metadata", muted: true, playsInline: true, controls: false, tabIndex: -1, title: "Play", "aria-label": `${at.path} of row ${at.row}`,
@@ -83,9 +83,11 @@ function tensorFacts(cell) {
   return el("p", { class: "faint facts" }, shapeOf(cell), values ? el("span", { class: "mono values" }, `[${values}]`) : "");
 }
 
+const media = (cell) => [cell.file, cell.mime, bytes(cell.n)].filter(Boolean).join(" · ");
+
 const LARGE = {
   text: (cell) => el("div", { class: "prose" }, cell.v, el("p", { class: "faint" }, `… cut off; ${count(cell.n)} in all`)),
-  image: (cell, at) => el("figure", {}, image(at.row, at.path, 768, `${at.path} of row ${at.row}`), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : `${cell.mime} · ${bytes(cell.n)}`)),
+  image: (cell, at) => el("figure", {}, image(at.row, at.path, 768, `${at.path} of row ${at.row}`), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : media(cell))),
   heat: (cell, at) => { const made = image(at.row, at.path, 384, `${at.path}, ${shapeOf(cell)}`); made.classList.add("heat"); return el("figure", {}, made, el("figcaption", { class: "faint" }, shapeOf(cell))); },
   frames: (cell, at) => {
     const steps = Math.min(cell.shape[0], 12);
@@ -94,8 +96,8 @@ const LARGE = {
   },
   vector: (cell) => el("figure", {}, cell.v ? spark(cell.v, 360, 72) : "", tensorFacts(cell)),
   tensor: (cell) => tensorFacts(cell),
-  audio: (cell, at) => el("figure", {}, el("audio", { src: audioUrl(at.row, at.path), controls: true, preload: "metadata" }), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : `${cell.mime} · ${bytes(cell.n)}`)),
-  video: (cell, at) => el("figure", {}, el("video", { src: videoUrl(at.row, at.path), controls: true, preload: "metadata", playsInline: true }), el("figcaption", { class: "faint" }, `${cell.mime} · ${bytes(cell.n)}`)),
+  audio: (cell, at) => el("figure", {}, el("audio", { src: audioUrl(at.row, at.path), controls: true, preload: "metadata" }), el("figcaption", { class: "faint" }, cell.shape ? shapeOf(cell) : media(cell))),
+  video: (cell, at) => el("figure", {}, el("video", { src: videoUrl(at.row, at.path), controls: true, preload: "metadata", playsInline: true }), el("figcaption", { class: "faint" }, media(cell))),
 };
 
 function nested(title, note, fields, row, open) {

@@ -37,6 +37,7 @@ const PATHS = {
   left: "M14.5 6l-6 6 6 6",
   right: "M9.5 6l6 6-6 6",
   chart: "M5 20V10M10 20V5M15 20v-8M20 20v-4",
+  swap: "M7 4 3.5 7.5 7 11M3.5 7.5H18M17 13l3.5 3.5L17 20M20.5 16.5H6",
   film: "M4 6h16v12H4zM8 6v12M16 6v12M4 12h4M16 12h4",
   near: "M12 12m-2 0a2 2 0 1 0 4 0 2 2 0 1 0-4 0M5 6h.01M19 7h.01M18 18h.01M6 17h.01M12 4h.01",
   eye: "M3 12s3.5-6 9-6 9 6 9 6-3.5 6-9 6-9-6-9-6zM12 12m-2.5 0a2.5 2.5 0 1 0 5 0 2.5 2.5 0 1 0-5 0",
@@ -77,10 +78,11 @@ export function bytes(value) {
 
 export const shapeOf = (cell) => `${cell.dtype} ${cell.shape.join(" × ") || "scalar"}`;
 
+// What the reader chose is kept in cookies: the storage of a browser belongs to a port, and every viewer has another one.
 export function store(name, value) {
   try {
-    if (value === undefined) return localStorage.getItem(`quire-${name}`);
-    localStorage.setItem(`quire-${name}`, value);
-  } catch { /* storage may be off */ }
+    if (value === undefined) return document.cookie.split("; ").find((pair) => pair.startsWith(`quire-${name}=`))?.split("=")[1] ?? null;
+    document.cookie = `quire-${name}=${value}; path=/; max-age=31536000; samesite=strict`;
+  } catch { /* cookies may be off */ }
   return null;
 }

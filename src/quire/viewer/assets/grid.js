@@ -27,6 +27,7 @@ export class Grid {
     this.looks = new Map();
     this.fits = new Map(); // characters of the longest of the first texts
     this.height = HEIGHTS.middle;
+    this.rail = innerWidth <= 600 ? 46 : 72; // pixels of the row numbers
     this.reset();
     this.node.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.node.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -87,10 +88,10 @@ export class Grid {
   }
 
   layout() {
-    const template = `72px ${this.columns.map((column) => `${this.width(column)}px`).join(" ")} minmax(24px, 1fr)`;
+    const template = `${this.rail}px ${this.columns.map((column) => `${this.width(column)}px`).join(" ")} minmax(24px, 1fr)`;
     this.node.style.setProperty("--columns", template);
     this.node.style.setProperty("--row", `${this.height}px`);
-    this.node.style.setProperty("--width", `${72 + this.columns.reduce((sum, column) => sum + this.width(column), 24)}px`);
+    this.node.style.setProperty("--width", `${this.rail + this.columns.reduce((sum, column) => sum + this.width(column), 24)}px`);
     this.node.dataset.height = Object.keys(HEIGHTS).find((name) => HEIGHTS[name] === this.height) ?? "middle";
     this.node.setAttribute("aria-rowcount", this.total + 1);
     this.node.setAttribute("aria-colcount", this.columns.length + 1);
@@ -122,7 +123,7 @@ export class Grid {
     target.setPointerCapture(event.pointerId);
     const move = (moved) => {
       this.widths.set(column.path, Math.max(56, before + moved.clientX - from));
-      const template = `72px ${this.columns.map((each) => `${this.width(each)}px`).join(" ")} minmax(24px, 1fr)`;
+      const template = `${this.rail}px ${this.columns.map((each) => `${this.width(each)}px`).join(" ")} minmax(24px, 1fr)`;
       this.node.style.setProperty("--columns", template);
     };
     target.addEventListener("pointermove", move);
@@ -166,15 +167,15 @@ export class Grid {
     if (from < this.top) this.scrollTo(from);
     else if (from + this.height > this.top + this.sight) this.scrollTo(from + this.height - this.sight);
     else this.draw();
-    const left = this.columns.slice(0, this.active.column).reduce((sum, column) => sum + this.width(column), 72);
+    const left = this.columns.slice(0, this.active.column).reduce((sum, column) => sum + this.width(column), this.rail);
     const wide = this.columns[this.active.column] ? this.width(this.columns[this.active.column]) : 0;
-    if (left - 72 < this.node.scrollLeft) this.node.scrollLeft = left - 72;
+    if (left - this.rail < this.node.scrollLeft) this.node.scrollLeft = left - this.rail;
     else if (left + wide > this.node.scrollLeft + this.node.clientWidth) this.node.scrollLeft = left + wide - this.node.clientWidth;
   }
 
   aside() {
     // Beside a panel there is less room: the cell that is looked at stays in sight.
-    const left = this.columns.slice(0, this.active.column).reduce((sum, column) => sum + this.width(column), 72);
+    const left = this.columns.slice(0, this.active.column).reduce((sum, column) => sum + this.width(column), this.rail);
     const wide = this.columns[this.active.column] ? this.width(this.columns[this.active.column]) : 0;
     if (left + wide > this.node.scrollLeft + this.node.clientWidth) this.node.scrollLeft = left + wide - this.node.clientWidth;
     this.draw();

@@ -18,14 +18,15 @@ const actions = {
     else Object.assign(state, { sort: column.path, desc: same });
     return look();
   },
-  statistics: (column) => {
+  statistics: (column, choose = false) => {
     const place = chosen().indexOf(column);
     if (place >= 0) grid.active = { ...grid.active, column: place };
     state.row = null;
-    panel.showStatistics(column, actions);
+    panel.showStatistics(column, actions, choose);
     mark(column.path);
     grid.aside();
   },
+  compare: (path, other) => { state.row = null; panel.showComparison(path, other, state.where, actions); mark(null); grid.aside(); },
   filter: (text) => { $("where").value = text; submit(); },
   open: (row, find = false) => { state.row = row; panel.showDocument(row, actions, vectors); if (find) locate(row); },
   moved: (row) => { if (panel.isOpen() && state.row !== null && row !== undefined) { clearTimeout(actions.soon); actions.soon = setTimeout(() => actions.open(row), 120); } },
@@ -184,10 +185,10 @@ function sidebar(open = $("columns").hidden) {
 
 const KEYS = [
   ["↑ ↓ ← →", "move"], ["Page ↑ ↓", "a page of rows"], ["Home End", "first and last row"], ["Enter", "open the document"], ["Esc", "close"], ["p", "play the sound or film"],
-  ["/", "filter"], ["s", "sort by the column"], ["i", "statistics of the column"], ["m", "map and rows"], ["c", "columns"], ["d", "row height"], ["t", "dark or light"], ["?", "this help"],
+  ["/", "filter"], ["s", "sort by the column"], ["i", "statistics of the column"], ["x", "compare it with another"], ["m", "map and rows"], ["c", "columns"], ["d", "row height"], ["t", "dark or light"], ["?", "this help"],
 ];
 const WORDS = [
-  ["score > 0.5", "compare: = != < <= > >="], ["caption ~ dog", "contains a text"], ["caption ~ /^A .*s$/", "a regular expression"], ["label in (cat, dog)", "one of several"],
+  ["score > 0.5", "compare: = != < <= > >="], ["caption ~ dog", "contains a text"], ["caption ~ /^A .*s$/", "a regular expression"], ["label in (cat, dog)", "one of several"], ["label != prediction", "two columns of a row"],
   ["score is missing", "no value; or: is not missing"], ["not published and (a = 1 or b = 2)", "join conditions"], ["author.name = \"Ada L\"", "nested documents, quotes"], ["sunset", "a word alone: in any text"],
 ];
 
@@ -212,7 +213,7 @@ function key(event) {
   const column = chosen()[grid.active.column];
   const keys = {
     "/": () => $("where").select(), "?": help, Escape: closeAll, m: () => show(state.view === "map" ? "grid" : "map"), t: theme, d: density, c: () => sidebar(),
-    s: () => column?.sortable && actions.sort(column), i: () => column && actions.statistics(column),
+    s: () => column?.sortable && actions.sort(column), i: () => column && actions.statistics(column), x: () => column && actions.statistics(column, true),
   };
   if (!(event.key in keys)) return;
   event.preventDefault();
@@ -264,6 +265,16 @@ async function begin() {
   document.documentElement.dataset.ready = "1";
 }
 
+const phone = () => innerWidth <= 600;
+
+function arrange() {
+  // A narrow page shows two or three columns at a time: pictures and texts come first, and ids stay out of the way.
+  const order = ["image", "frames", "video", "text", "name", "flag", "number", "moment", "audio", "heat"];
+  const rank = (column) => { const at = order.indexOf(grid.looks.get(column.path) ?? column.role); return at < 0 ? order.length : at; };
+  columns = [...columns].sort((a, b) => rank(a) - rank(b));
+  for (const column of columns) if (column.name === "id") state.hidden.add(column.path);
+}
+
 function prepare(answer) {
   // Columns that are empty in the first rows stay out of the way; they can be shown.
   for (const column of answer?.rows.length ? columns : []) {
@@ -273,6 +284,7 @@ function prepare(answer) {
   }
   vectors = chosen().filter((column) => (grid.looks.get(column.path) ?? column.role) === "vector").map((column) => column.path);
   $("show-map").disabled = !vectors.length;
+  if (phone()) arrange();
   const looks = chosen().map((column) => grid.looks.get(column.path) ?? column.role);
   const kept = HEIGHTS[store("height")];
   grid.height = kept ?? (looks.some((name) => PICTURED.has(name)) ? HEIGHTS.middle : HEIGHTS.low);

@@ -86,20 +86,85 @@ export function card(columns, each, score, actions) {
 
 // --- a column
 
-export async function showStatistics(column, actions) {
+const BRIEF = 5000; // rows of the brief statistics, which the headers show
+
+export async function showStatistics(column, actions, choose = false) {
   const own = (asked += 1);
   node.dataset.kind = "statistics";
   delete node.dataset.row;
   open(column.path, column.type, [], waiting());
-  try {
-    const found = await statistics(column.path);
-    if (own !== asked) return;
+  let complete = false;
+  const draw = (found) => {
     const paths = Object.keys(found);
     const parts = paths.map((path) => one(found[path], path === column.path || paths.length === 1, actions, column));
-    open(column.path, column.type, [], ...parts);
+    if (!complete) parts.unshift(el("p", { class: "faint", role: "status" }, "First rows; reading more…"));
+    open(column.path, column.type, [], comparison(column, actions), ...parts);
+    if (choose) node.querySelector(".compare select")?.focus();
+  };
+  try {
+    // A sample of a few thousand rows comes at once, that of all rows when it has been read.
+    if (about.rows > BRIEF) statistics(column.path, true).then((found) => { if (own === asked && !complete) draw(found); }, () => {});
+    const found = await statistics(column.path);
+    complete = true;
+    if (own === asked) draw(found);
   } catch (error) {
+    complete = true;
     if (own === asked) open(column.path, column.type, [], failed(error));
   }
+}
+
+// --- two columns
+
+const COMPARED = new Set(["name", "flag", "text", "number"]);
+const flat = (nodes) => nodes.flatMap((each) => (each.role === "document" && each.children ? flat(each.children) : [each]));
+
+function comparison(column, actions) {
+  // Columns of the same kind come first: labels are compared with predictions.
+  const others = flat(about.tree).filter((each) => COMPARED.has(each.role) && each.path !== column.path && each.name !== "id");
+  if (!COMPARED.has(column.role) || !others.length) return "";
+  others.sort((a, b) => (b.kind === column.kind) - (a.kind === column.kind));
+  return el("label", { class: "compare" }, "Compare with ", el("select", { "aria-label": "Compare with", onchange: (event) => { if (event.target.value) actions.compare(column.path, event.target.value); } },
+    el("option", { value: "" }, "another column…"), ...others.map((each) => el("option", { value: each.path }, each.path))));
+}
+
+export async function showComparison(path, other, where, actions) {
+  const own = (asked += 1);
+  const title = `${path} and ${other}`, note = where ? `rows with ${where}` : "all rows";
+  node.dataset.kind = "comparison";
+  delete node.dataset.row;
+  const swap = el("button", { class: "icon", type: "button", "aria-label": "Exchange the columns", title: "Exchange the columns", onclick: () => actions.compare(other, path) }, icon("swap"));
+  open(title, note, [swap], waiting());
+  try {
+    const found = await ask("comparison", { path, other, where });
+    if (own === asked) open(title, note, [swap], ...matrix(found, where, actions));
+  } catch (error) {
+    if (own === asked) open(title, note, [swap], failed(error));
+  }
+}
+
+function matrix(found, where, actions) {
+  const columns = new Map(flat(about.tree).map((each) => [each.path, each]));
+  const both = [columns.get(found.path), columns.get(found.other)];
+  const within = (condition) => actions.filter(where ? `(${where}) and ${condition}` : condition);
+  const equals = (column, label) => (label === null ? `${column.path} is missing` : `${column.path} = ${column.role === "number" || column.role === "flag" ? label : quoted(label)}`);
+  const bar = el("div", { class: "meter", role: "img", "aria-label": `${share(found.equal, found.rows)} are equal` }, el("i", {}));
+  bar.firstChild.style.width = `${found.rows ? (100 * found.equal) / found.rows : 0}%`;
+  const facts = el("dl", { class: "facts-list" }, el("dt", {}, "rows counted"), el("dd", {}, found.rows < found.total ? `the first ${count(found.rows)} of ${count(found.total)}` : count(found.rows)),
+    el("dt", {}, "equal"), el("dd", {}, `${count(found.equal)} (${share(found.equal, found.rows)})`), el("dt", {}, "different"), el("dd", {}, count(found.rows - found.equal)));
+  const differ = both[0].kind === both[1].kind && found.rows > found.equal ? el("button", { type: "button", class: "plain", onclick: () => within(`${found.path} != ${found.other}`) }, "Show the rows that differ") : "";
+  const names = [...found.labels.map((label) => label ?? "missing"), ...(found.others ? ["others"] : [])];
+  const head = el("tr", {}, el("td", { class: "faint" }, `${found.path} / ${found.other}`), ...names.map((name) => el("th", { scope: "col", title: name }, el("span", { class: "ellipsis" }, name))));
+  const rows = found.counts.map((line, i) => {
+    const most = Math.max(1, line.reduce((sum, each) => sum + each, 0));
+    return el("tr", {}, el("th", { scope: "row", title: names[i] }, el("span", { class: "ellipsis" }, names[i])), ...line.map((times, j) => {
+      const known = i < found.labels.length && j < found.labels.length;
+      const press = times && known ? () => within(`${equals(both[0], found.labels[i])} and ${equals(both[1], found.labels[j])}`) : null;
+      const cell = el("td", { class: i === j && known ? "same" : "differs" }, times ? el("button", { type: "button", disabled: !press, title: `${found.path} ${names[i]}, ${found.other} ${names[j]}: ${count(times)} (${share(times, most)} of the row)`, onclick: press ?? (() => {}) }, count(times)) : "");
+      cell.style.setProperty("--share", (times / most).toFixed(3));
+      return cell;
+    }));
+  });
+  return [bar, facts, differ, el("div", { class: "matrix" }, el("table", { "aria-label": `Counts of ${found.path} and ${found.other}` }, el("thead", {}, head), el("tbody", {}, ...rows))), el("p", { class: "faint" }, "Click a number to see its rows. Shades are shares of a row.")];
 }
 
 function one(own, alone, actions, column) {
