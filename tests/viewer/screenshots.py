@@ -191,6 +191,7 @@ def shoot(page: Page, folder: Path) -> None:
     page.keyboard.press("t")
     page.fill("#where", "kind = night or (likes > 200 and score > 0.8)")
     page.press("#where", "Enter")
+    page.locator("#about", has_text=" of 2,400 rows").wait_for()
     page.wait_for_timeout(300)
     page.keyboard.press("Enter")
     page.wait_for_selector("#panel .card")

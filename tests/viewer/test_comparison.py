@@ -80,32 +80,32 @@ def expected_pairs(count: int = 300) -> list[tuple[str, str | None]]:
 
 
 def test_comparison_counts_every_pair_of_values(client: Any) -> None:
-    found = client.get_json("comparison", path="label", other="prediction")
+    counted = client.get_json("comparison", path="label", other="prediction")
     pairs = expected_pairs()
-    assert found["labels"] == ["bird", "cat", "dog", None]
+    assert counted["labels"] == ["bird", "cat", "dog", None]
     counts = {
         (a, b): n
-        for a, line in zip(found["labels"], found["counts"], strict=True)
-        for b, n in zip(found["labels"], line, strict=True)
+        for a, line in zip(counted["labels"], counted["counts"], strict=True)
+        for b, n in zip(counted["labels"], line, strict=True)
     }
-    assert counts == {(a, b): pairs.count((a, b)) for a in found["labels"] for b in found["labels"]}
-    assert (found["rows"], found["total"], found["others"]) == (300, 300, False)
-    assert found["equal"] == sum(a == b for a, b in pairs)
+    assert counts == {(a, b): pairs.count((a, b)) for a in counted["labels"] for b in counted["labels"]}
+    assert (counted["rows"], counted["total"], counted["others"]) == (300, 300, False)
+    assert counted["equal"] == sum(a == b for a, b in pairs)
 
 
 def test_comparison_counts_the_rows_of_a_filter(client: Any) -> None:
-    found = client.get_json("comparison", path="label", other="prediction", where="number < 10 and label = dog")
+    counted = client.get_json("comparison", path="label", other="prediction", where="number < 10 and label = dog")
     pairs = [pair for i, pair in enumerate(expected_pairs()) if i % 50 < 10 and pair[0] == "dog"]
-    assert (found["rows"], found["equal"]) == (len(pairs), sum(a == b for a, b in pairs))
+    assert (counted["rows"], counted["equal"]) == (len(pairs), sum(a == b for a, b in pairs))
     assert len(pairs) == client.get_json("rows", where="number < 10 and label = dog")["count"]
 
 
 def test_values_beyond_the_most_frequent_are_counted_together(client: Any) -> None:
-    found = client.get_json("comparison", path="number", other="number")
-    assert (len(found["labels"]), found["others"]) == (12, True)
-    assert found["labels"] == sorted(found["labels"], key=float)
-    assert sum(map(sum, found["counts"])) == found["equal"] == 300
-    assert found["counts"][-1][-1] == 300 - 12 * 6
+    counted = client.get_json("comparison", path="number", other="number")
+    assert (len(counted["labels"]), counted["others"]) == (12, True)
+    assert counted["labels"] == sorted(counted["labels"], key=float)
+    assert sum(map(sum, counted["counts"])) == counted["equal"] == 300
+    assert counted["counts"][-1][-1] == 300 - 12 * 6
 
 
 def test_comparison_of_values_that_are_not_counted_is_an_error(client: Any) -> None:

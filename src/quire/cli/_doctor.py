@@ -384,7 +384,7 @@ def _describe_torch(torch: dict[str, Any] | None) -> str:
 
 def _describe_java(java: dict[str, Any]) -> str:
     if java["version"] is None:
-        return f"not probe; Spark needs Java {_JAVA} or newer"
+        return f"not found; Spark needs Java {_JAVA} or newer"
     return f"{java['version']} at {java['program']}" + (
         "" if java["is_new_enough"] else f"; Spark needs {_JAVA} or newer"
     )
