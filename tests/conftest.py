@@ -9,7 +9,7 @@ A missing program, which pip cannot install, is a failure only in CI: the summar
 and shows the command that installs the program. `--allow-missing` treats modules the same way: nox passes it if an
 optional package has no wheel for this Python.
 
-Tests that need Ray, Spark or gRPC are marked `cluster`: these libraries start threads that live as long as the process,
+Tests that need Ray, Spark, gRPC or LanceDB are marked `cluster`: these libraries start threads that live as long as the process,
 and a process with such threads should not fork. `nox -s tests` runs them in processes of their own.
 """
 
@@ -44,7 +44,7 @@ settings.load_profile("quire")
 # Ray gives its server 30 seconds to start, which a busy machine exceeds.
 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
 
-_CLUSTER = {"ray", "pyspark", "grpc", "node:@grpc/grpc-js"}
+_CLUSTER = {"ray", "pyspark", "grpc", "lancedb", "node:@grpc/grpc-js"}
 _left_out = pytest.StashKey[dict[str, list[str]]]()
 _stacks = pytest.StashKey[Any]()
 

@@ -222,6 +222,14 @@ class ServiceAccessError(ServiceError, PermissionError):
     """A call from someone whom the service cannot authenticate or does not allow."""
 
 
+class SearchError(QuireError, RuntimeError):
+    """An index that cannot be opened, read or changed."""
+
+
+class SearchUnavailableError(SearchError, ConnectionError):
+    """The engine of an index does not answer, or a connection to it was lost, until the timeout."""
+
+
 class MissingDependencyError(QuireError, ImportError):
     """An optional dependency that is not installed."""
 

@@ -14,6 +14,7 @@ from quire.array._find import Metric as Metric
 from quire.array._find import NearestRows as NearestRows
 from quire.array._find import check_metric as check_metric
 from quire.array._find import explain_vector_field as explain_vector_field
+from quire.array._find import query_matrix as query_matrix
 from quire.array._find import vector_field as vector_field
 from quire.array._parallel import Batches as Batches
 from quire.array._parallel import MapWork as MapWork
@@ -33,6 +34,7 @@ from quire.array._positions import split_positions as split_positions
 from quire.array._positions import whole_number as whole_number
 from quire.array._pytree import register_pytree as register_pytree
 from quire.array._query import Query as Query
+from quire.array._query import QueryPart as QueryPart
 from quire.array._query import compile_filter as compile_filter
 from quire.array._query import find_field as find_field
 from quire.array._serialization import array_from_message as array_from_message

@@ -64,7 +64,7 @@ class NearestRows:
         if self.limit < 0:
             raise QueryError(f"limit={limit}: it cannot be negative.")
         self._field = field
-        targets = _query_matrix(queries, field)
+        targets = query_matrix(queries, field)
         if np.isnan(targets).any():
             raise QueryError("the queries have NaN in their vectors, which is near to nothing.")
         with np.errstate(invalid="ignore", over="ignore"):
@@ -137,7 +137,8 @@ def _measure_distances(rows: NDArray[Any], target: NDArray[Any]) -> NDArray[Any]
     return distances
 
 
-def _query_matrix(queries: Any, field: str) -> NDArray[Any]:
+def query_matrix(queries: Any, field: str) -> NDArray[Any]:
+    """Return the vectors of queries as a matrix with a row for each: vectors, or documents with the field."""
     if framework_of(queries) is not None:
         return _to_matrix(queries, "queries")
     vectors = [_query_vector(query, field) for query in queries]

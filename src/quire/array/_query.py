@@ -112,6 +112,24 @@ class Query:
         """
         return self.root.conditions()
 
+    def describe(self) -> QueryPart:
+        """Return the query as a tree, for engines that evaluate it by themselves."""
+        return self.root.describe()
+
+
+@dataclass(frozen=True)
+class QueryPart:
+    """A part of a compiled query: what it tests, for engines that evaluate it by themselves.
+
+    `name` is 'and', 'or' or 'not' of other parts; '$exists', or an operator of `ORDERED` that compares the values at a
+    path; or another name for what only quire evaluates, such as a function.
+    """
+
+    name: str
+    parts: tuple[QueryPart, ...] = ()
+    path: FieldPath = ()
+    values: tuple[Any, ...] = ()
+
 
 class _UndecidedError(Exception):
     """Raised if the columns alone do not decide a condition."""
@@ -138,6 +156,10 @@ class Node(ABC):
     def conditions(self) -> Iterator[tuple[FieldPath, str, list[Any]]]:
         """Yield conditions that hold if it is satisfied; see `Query.conditions`."""
         return iter(())
+
+    def describe(self) -> QueryPart:
+        """Return the node as a part of a tree; see `Query.describe`."""
+        return QueryPart("other")
 
 
 @dataclass(frozen=True)
@@ -175,6 +197,9 @@ class _All(Node):
         for part in self.parts:
             yield from part.conditions()
 
+    def describe(self) -> QueryPart:
+        return QueryPart("and", tuple(part.describe() for part in self.parts))
+
 
 # `_Any` and `_Not` have no conditions: if one of several parts holds, or a part does not, nothing follows for a row.
 
@@ -196,6 +221,9 @@ class _Any(Node):
         for part in self.parts:
             yield from part.paths()
 
+    def describe(self) -> QueryPart:
+        return QueryPart("or", tuple(part.describe() for part in self.parts))
+
 
 @dataclass(frozen=True)
 class _Not(Node):
@@ -209,6 +237,9 @@ class _Not(Node):
 
     def paths(self) -> Iterator[FieldPath]:
         return self.part.paths()
+
+    def describe(self) -> QueryPart:
+        return QueryPart("not", (self.part.describe(),))
 
 
 @dataclass(frozen=True)
@@ -280,6 +311,10 @@ class _Condition(Node):
         for test in self.tests:
             if test.name in ORDERED and all(value is not None for value in test.values):
                 yield self.path, test.name, test.values
+
+    def describe(self) -> QueryPart:
+        parts = (QueryPart(test.name, path=self.path, values=tuple(test.values)) for test in self.tests)
+        return QueryPart("and", tuple(parts))
 
 
 @dataclass(frozen=True)
