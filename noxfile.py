@@ -235,6 +235,7 @@ TEST_GROUPS = (
     "test-node",
     "test-frames",
     "test-tracing",
+    "test-postgres",
 )
 
 

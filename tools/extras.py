@@ -45,6 +45,8 @@ ADDS = {
     "metrics": "Prometheus metrics of gRPC services",
     "tracing": "spans of OpenTelemetry for gRPC services and clients",
     "fastapi": "documents in FastAPI routes",
+    "index": "search with LanceDB",
+    "postgres": "search in PostgreSQL",
     "plot": "plots of `quire plan`",
     "view": "the viewer",
     "all": "everything above",

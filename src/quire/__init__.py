@@ -51,6 +51,7 @@ _MODULES = (  # the documented subpackages; the others are private
     "distributed",
     "errors",
     "files",
+    "index",
     "integrations",
     "media",
     "parallel",

@@ -25,6 +25,8 @@
     │  ├─ StorageNotFoundError(FileNotFoundError) the file does not exist
     │  ├─ StorageExistsError(FileExistsError)     the file exists already
     │  └─ ShardError                       a shard that is missing, truncated or altered
+    ├─ SearchError(RuntimeError)           an index that cannot be opened, read or changed
+    │  └─ SearchUnavailableError(ConnectionError) its engine does not answer
     ├─ ServiceError(OSError)               a call of a service that failed
     │  ├─ ServiceUnavailableError(ConnectionError) no answer, or the connection was lost
     │  ├─ ServiceTimeoutError(TimeoutError) the deadline has passed
@@ -65,6 +67,8 @@ __all__ = [
     "QuireError",
     "RowIndexError",
     "SchemaError",
+    "SearchError",
+    "SearchUnavailableError",
     "ServiceAccessError",
     "ServiceError",
     "ServiceLimitError",

@@ -43,6 +43,7 @@ def needs_of(blocks: list[str]) -> list[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     needed = {"pyarrow"} if any(name.startswith(("quire.storage", "quire.distributed")) for name in names) else set()
+    needed |= {"lancedb"} if any("lance://" in block for block in blocks) else set()
     return sorted(needed | {name.split(".")[0] for name in names} - CORE - sys.stdlib_module_names)
 
 
@@ -56,7 +57,8 @@ def page_parameter(path: Path) -> object:
     blocks = blocks_of(path.read_text())
     needs = needs_of(blocks)
     marks = [pytest.mark.needs(*needs)] if needs else []
-    if any("quire.distributed" in block or "quire.services" in block for block in blocks) or TRAINERS & {*needs}:
+    starts_threads = any("quire.distributed" in block or "quire.services" in block for block in blocks)
+    if starts_threads or {*TRAINERS, "lancedb"} & {*needs}:
         marks.append(pytest.mark.cluster)
     return pytest.param(path, marks=marks, id=path.relative_to(ROOT).as_posix())
 

@@ -145,8 +145,8 @@ def test_delete_by_id_query_and_document(new_index: Any) -> None:
     assert "p1" not in index
     assert "p8" in index
     remaining = {each.id for each in index}
-    found = index.search_elements(np.ones(4), field="chunks.embedding", limit=100).documents.id
-    assert set(found) <= remaining
+    result = index.search_elements(np.ones(4), field="chunks.embedding", limit=100).documents.id
+    assert set(result) <= remaining
     with pytest.raises(QueryError, match="clear"):
         index.delete({})
     assert index.clear() == 9
@@ -181,17 +181,17 @@ def test_ids_may_have_any_characters(new_index: Any) -> None:
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 def test_search_ranks_and_scores_as_find_does(new_index: Any, metric: Any) -> None:
     index = new_index(Photo, PHOTOS, metric=metric)
-    found = index.search(QUERY, field="embedding", limit=10)
+    result = index.search(QUERY, field="embedding", limit=10)
     documents, scores = PHOTOS.find(QUERY, metric=metric, limit=10)
-    assert found.documents.id == documents.id
-    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+    assert result.documents.id == documents.id
+    np.testing.assert_allclose(result.scores, scores, rtol=1e-5)
 
 
 def test_zero_vectors_have_the_cosine_zero(new_index: Any) -> None:
     index = new_index(Photo, [Photo(id=str(sign), title="", embedding=np.full(8, sign, float)) for sign in (1, 0, -1)])
-    found = index.search(np.ones(8), field="embedding")
-    assert found.documents.id == ["1", "0", "-1"]
-    np.testing.assert_allclose(found.scores, [1, 0, -1], atol=1e-6)
+    result = index.search(np.ones(8), field="embedding")
+    assert result.documents.id == ["1", "0", "-1"]
+    np.testing.assert_allclose(result.scores, [1, 0, -1], atol=1e-6)
 
 
 def test_search_batch_equals_single_searches(new_index: Any) -> None:
@@ -199,7 +199,7 @@ def test_search_batch_equals_single_searches(new_index: Any) -> None:
     queries = rng.normal(size=(5, 8))
     many = index.search_batch(queries, field="embedding", where={"sold": False}, limit=4)
     single = [index.search(query, field="embedding", where={"sold": False}, limit=4) for query in queries]
-    assert [found.documents.id for found in many] == [found.documents.id for found in single]
+    assert [result.documents.id for result in many] == [result.documents.id for result in single]
     assert index.search_batch([], field="embedding") == []
 
 
@@ -291,8 +291,8 @@ def photos(new_index: Any) -> Any:
 
 def test_filters_are_applied_before_ranking(photos: Any) -> None:
     for where in WHERES:
-        found = photos.search(QUERY, field="embedding", where=where, limit=10).documents.id
-        assert found == expected(where), where
+        result = photos.search(QUERY, field="embedding", where=where, limit=10).documents.id
+        assert result == expected(where), where
         assert photos.count(where) == len(PHOTOS.filter(where)), where
         assert sorted(photos.filter(where).id) == sorted(PHOTOS.filter(where).id), where
 
@@ -357,10 +357,10 @@ def test_aware_and_naive_datetimes_are_not_mixed(new_index: Any) -> None:
 
 
 def test_text_finds_documents_with_any_word(photos: Any) -> None:
-    found = photos.search(text="Number7, CAR!", text_field="title", limit=100)
-    assert found.documents.id[0] == "p7"
-    assert set(found.documents.id) == {f"p{n}" for n in range(1, 60, 2)}
-    assert all(np.diff(found.scores) <= 0)
+    result = photos.search(text="Number7, CAR!", text_field="title", limit=100)
+    assert result.documents.id[0] == "p7"
+    assert set(result.documents.id) == {f"p{n}" for n in range(1, 60, 2)}
+    assert all(np.diff(result.scores) <= 0)
     assert len(photos.search(text="nothing", text_field="title").documents) == 0
     filtered = photos.search(text="car", text_field="title", where={"label": {"$lt": 6}}).documents.id
     assert sorted(filtered) == ["p1", "p3", "p5"]
@@ -373,12 +373,12 @@ def test_text_of_nested_documents(photos: Any) -> None:
 
 
 def test_hybrid_search_fuses_both_rankings(photos: Any) -> None:
-    found = photos.search(PHOTOS[8].embedding, field="embedding", text="number7", text_field="title", limit=60)
-    assert set(found.documents.id[:2]) == {"p8", "p7"}
-    assert found.scores[0] <= 2 / 61
+    result = photos.search(PHOTOS[8].embedding, field="embedding", text="number7", text_field="title", limit=60)
+    assert set(result.documents.id[:2]) == {"p8", "p7"}
+    assert result.scores[0] <= 2 / 61
     where = {"label": {"$in": [5, 9]}}
-    found = photos.search(PHOTOS[8].embedding, field="embedding", text="number5", text_field="title", where=where)
-    assert found.documents.id == ["p5", "p9"]
+    result = photos.search(PHOTOS[8].embedding, field="embedding", text="number5", text_field="title", where=where)
+    assert result.documents.id == ["p5", "p9"]
 
 
 # --- nested documents and elements
@@ -391,28 +391,28 @@ def test_vectors_of_nested_documents(photos: Any) -> None:
 def test_elements_find_their_parents_or_themselves(photos: Any) -> None:
     query = PHOTOS[7].chunks[2].embedding
     assert photos.search(query, field="chunks.embedding", limit=1).documents == PHOTOS[7:8]
-    found = photos.search_elements(query, field="chunks.embedding", limit=5)
-    assert found.elements[0] == PHOTOS[7].chunks[2]
-    assert found.elements[0].id == "p7c2"
-    assert type(found.elements) is DocumentArray[Chunk]
-    assert len(found.elements) == len(found.scores) == len(found.documents) == 5
+    result = photos.search_elements(query, field="chunks.embedding", limit=5)
+    assert result.elements[0] == PHOTOS[7].chunks[2]
+    assert result.elements[0].id == "p7c2"
+    assert type(result.elements) is DocumentArray[Chunk]
+    assert len(result.elements) == len(result.scores) == len(result.documents) == 5
     flat = DocumentArray[Chunk]([chunk for each in PHOTOS for chunk in each.chunks])
-    assert found.elements.id == flat.find(query, limit=5).documents.id
+    assert result.elements.id == flat.find(query, limit=5).documents.id
 
 
 def test_parents_are_distinct_and_as_many_as_asked(photos: Any) -> None:
-    found = photos.search(np.ones(4), field="chunks.embedding", limit=30)
-    assert len(found.documents) == len(set(found.documents.id)) == 30
+    result = photos.search(np.ones(4), field="chunks.embedding", limit=30)
+    assert len(result.documents) == len(set(result.documents.id)) == 30
     best = [max(float(chunk.embedding @ np.ones(4)) / np.linalg.norm(chunk.embedding) / 2 for chunk in each.chunks)
-            for each in found.documents]  # fmt: skip
-    np.testing.assert_allclose(found.scores, best, rtol=1e-5)
+            for each in result.documents]  # fmt: skip
+    np.testing.assert_allclose(result.scores, best, rtol=1e-5)
 
 
 @pytest.mark.parametrize("where", [{"label": {"$lt": 10}}, {"tags": "small", "label": {"$lt": 10}}])
 def test_filters_of_elements_are_about_their_parents(photos: Any, where: Any) -> None:
     parents = {each.id for each in PHOTOS.filter(where) if len(each.chunks)}
-    found = photos.search_elements(np.ones(4), field="chunks.embedding", where=where, limit=100)
-    assert set(found.documents.id) == parents
+    result = photos.search_elements(np.ones(4), field="chunks.embedding", where=where, limit=100)
+    assert set(result.documents.id) == parents
     assert set(photos.search(np.ones(4), field="chunks.embedding", where=where, limit=100).documents.id) == parents
 
 
@@ -484,7 +484,7 @@ def test_async_calls_equal_the_others(new_index: Any) -> None:
         await index.upsert(PHOTOS)
         many = [index.search(QUERY, field="embedding", limit=3) for _ in range(8)]
         results = await asyncio.gather(*many)
-        assert len({tuple(found.documents.id) for found in results}) == 1
+        assert len({tuple(result.documents.id) for result in results}) == 1
         assert (await index.get("p1")) == PHOTOS[1]
         assert await index.count({"sold": True}) == 20
         assert len(await index.filter({"sold": True}, limit=3)) == 3
@@ -505,8 +505,8 @@ def test_threads_search_while_others_write(new_index: Any) -> None:
     def read() -> None:
         try:
             for _ in range(5):
-                found = index.search(QUERY, field="embedding", limit=5)
-                assert len(found.documents) == 5
+                result = index.search(QUERY, field="embedding", limit=5)
+                assert len(result.documents) == 5
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 

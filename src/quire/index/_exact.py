@@ -95,12 +95,12 @@ class MemoryBackend(IndexBackend):
         search.add(rows, matrix if len(rows) == len(matrix) else matrix[rows])
         return [
             Hits(
-                [keys[row] for row in found],
+                [keys[row] for row in result],
                 scores.tolist(),
-                [documents[keys[row]].to_bytes() for row in found],
-                [positions[row] for row in found] if column.table else [],
+                [documents[keys[row]].to_bytes() for row in result],
+                [positions[row] for row in result] if column.table else [],
             )
-            for found, scores in search.results()
+            for result, scores in search.results()
         ]
 
     def _matrix(self, column: VectorColumn) -> tuple[list[str], list[int], NDArray[np.float32]]:
@@ -160,9 +160,9 @@ class DatasetBackend(IndexBackend):
 
     def get(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return documents by id, found by reading the column of ids."""
-        wanted = set(ids)
+        keys = set(ids)
         values = self._dataset["id"] if len(self._dataset) else []
-        rows = [row for row, key in enumerate(values) if str(key) in wanted]
+        rows = [row for row, key in enumerate(values) if str(key) in keys]
         return {str(document.id): document for document in self._dataset.take(rows).unstack()} if rows else {}
 
     def scan(self, selection: Selection, *, documents: bool) -> Iterator[StoredRow]:
@@ -197,10 +197,10 @@ class DatasetBackend(IndexBackend):
             owners += [row] * len(present)
             positions += present
         hits = []
-        for found, scores in search.results():
-            documents = [dataset[owners[place]] for place in found]
+        for result, scores in search.results():
+            documents = [dataset[owners[place]] for place in result]
             ids = [str(document.id) for document in documents]
-            hits.append(Hits(ids, scores.tolist(), documents, [positions[place] for place in found]))
+            hits.append(Hits(ids, scores.tolist(), documents, [positions[place] for place in result]))
         return hits
 
     def match_text(self, column: FilterColumn, text: str, selection: Selection, limit: int) -> Hits:

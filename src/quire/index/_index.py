@@ -304,11 +304,11 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
                 rows[position] = document
                 position += 1
                 if len(rows) > 64 * (depth * len(queries) + 16):
-                    kept = {int(row) for found, _ in search.results() for row in found}
+                    kept = {int(row) for result, _ in search.results() for row in result}
                     rows = {row: document for row, document in rows.items() if row in kept}
         return [
-            Hits([str(rows[row].id) for row in found.tolist()], scores.tolist(), [rows[r] for r in found.tolist()])
-            for found, scores in search.results()
+            Hits([str(rows[row].id) for row in result.tolist()], scores.tolist(), [rows[r] for r in result.tolist()])
+            for result, scores in search.results()
         ]
 
     def _nearest_elements(
@@ -324,13 +324,13 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
         """Return the nearest elements to one query with their documents; `depth` documents if they are `distinct`."""
         if not self._evaluates(selection):
             return self._compare_elements(column, queries, selection)
-        wanted = depth
+        size = depth
         while True:
-            hits = self._backend.nearest(column, queries, selection, wanted, exact=exact)[0] if wanted else Hits()
+            hits = self._backend.nearest(column, queries, selection, size, exact=exact)[0] if size else Hits()
             stored = hits.documents or [None] * len(hits.ids)
             known = {} if hits.documents else self._backend.get(list(dict.fromkeys(hits.ids)))
             decoded: dict[str, Any] = {}
-            found = []
+            result = []
             for key, score, position, document in zip(hits.ids, hits.scores, hits.positions, stored, strict=True):
                 data = known.get(key) if document is None else document
                 if data is None:
@@ -338,26 +338,26 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
                 if key not in decoded:
                     decoded[key] = self._decode(data)
                 if position < sum(1 for _ in iter_elements(decoded[key], column.path)):
-                    found.append((position, decoded[key], score))
-            enough = len(decoded) if distinct else len(found)
-            if enough >= depth or len(hits.ids) < wanted:
-                return found
-            wanted *= 4
+                    result.append((position, decoded[key], score))
+            enough = len(decoded) if distinct else len(result)
+            if enough >= depth or len(hits.ids) < size:
+                return result
+            size *= 4
 
     def _compare_elements(
         self, column: VectorColumn, queries: Any, selection: Selection
     ) -> list[tuple[int, Any, float]]:
         """Compare the elements of all selected documents, best first."""
-        found: list[tuple[int, Any, float]] = []
+        result: list[tuple[int, Any, float]] = []
         for document in self._scan(selection):
             vectors = [element.__dict__.get(column.path[-1]) for element in iter_elements(document, column.path)]
             present = np.array([place for place, vector in enumerate(vectors) if vector is not None], np.int64)
             search = NearestRows(queries, str(column), self.metric, len(present))
             search.add(present, [vectors[place] for place in present])
             [(places, scores)] = search.results()
-            found += [(place, document, score) for place, score in zip(places.tolist(), scores.tolist(), strict=True)]
+            result += [(place, document, score) for place, score in zip(places.tolist(), scores.tolist(), strict=True)]
         sign = 1 if self.metric == "euclidean" else -1
-        return sorted(found, key=lambda item: sign * item[2])
+        return sorted(result, key=lambda item: sign * item[2])
 
     def _match_text(self, text: Any, path: str | None, selection: Selection, depth: int) -> Hits:
         column = self._plan.text(path)
@@ -371,17 +371,17 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
             return self._backend.match_text(column, text, selection, depth)
         # The engine ranks more rows than those of the query, and the others are left out of the result.
         query, superset = selection.query, Selection(selection.query, selection.condition)
-        wanted = 4 * depth
+        size = 4 * depth
         while True:
-            hits = self._backend.match_text(column, text, superset, wanted)
+            hits = self._backend.match_text(column, text, superset, size)
             documents = [self._decode(data) for data in hits.documents]
             kept = [row for row, document in enumerate(documents) if query is None or query(document)]
-            if len(kept) >= depth or len(hits.ids) < wanted:
+            if len(kept) >= depth or len(hits.ids) < size:
                 kept = kept[:depth]
                 return Hits(
                     [hits.ids[row] for row in kept], [hits.scores[row] for row in kept], [documents[r] for r in kept]
                 )
-            wanted *= 4
+            size *= 4
 
     def _evaluates(self, selection: Selection) -> bool:
         return selection.exact or self._backend.evaluates_queries

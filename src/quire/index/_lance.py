@@ -155,13 +155,13 @@ class LanceBackend(IndexBackend):
 
     def get(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return documents by id."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         with self._errors("read"):
             for start in range(0, len(ids), _IDS):
                 condition = _in_ids(ids[start : start + _IDS])
                 table = self._documents.search().where(condition).select(["id", "document"]).to_arrow()
-                found.update(zip(table["id"].to_pylist(), table["document"].to_pylist(), strict=True))
-        return found
+                result.update(zip(table["id"].to_pylist(), table["document"].to_pylist(), strict=True))
+        return result
 
     def scan(self, selection: Selection, *, documents: bool) -> Iterator[StoredRow]:
         """Yield the rows of the condition in batches."""
@@ -196,18 +196,18 @@ class LanceBackend(IndexBackend):
             else:
                 search = search.nprobes(20).refine_factor(4).ef(max(200, 4 * limit))
             key = ["id", "document"] if column.table is None else ["id", "position"]
-            found = search.select([*key, "_distance"]).limit(limit).to_arrow()
-        return self._split(found, len(queries), column)
+            result = search.select([*key, "_distance"]).limit(limit).to_arrow()
+        return self._split(result, len(queries), column)
 
-    def _split(self, found: pa.Table, count: int, column: VectorColumn) -> list[Hits]:
-        number = found["query_index"].to_numpy() if count > 1 else np.zeros(len(found), np.int64)
-        distances = found["_distance"].to_numpy().astype(np.float64)
+    def _split(self, result: pa.Table, count: int, column: VectorColumn) -> list[Hits]:
+        number = result["query_index"].to_numpy() if count > 1 else np.zeros(len(result), np.int64)
+        distances = result["_distance"].to_numpy().astype(np.float64)
         scores = np.sqrt(distances.clip(0)) if self._metric == "euclidean" else 1 - distances
         hits = []
         for query in range(count):
             rows = np.flatnonzero(number == query)
             rows = rows[np.argsort(distances[rows], kind="stable")]
-            part = found.take(rows)
+            part = result.take(rows)
             documents = [] if column.table else part["document"].to_pylist()
             positions = part["position"].to_pylist() if column.table else []
             hits.append(Hits(part["id"].to_pylist(), scores[rows].tolist(), documents, positions))
@@ -223,11 +223,11 @@ class LanceBackend(IndexBackend):
             # Which rows of equal scores are found depends on the limit, and pages need one order: many rows are ranked,
             # and the documents of the first ones are read.
             ranked = math.ceil(limit / _RANKED) * _RANKED
-            found = search.select(["id", "_score"]).limit(ranked).to_arrow()
-            found = found.sort_by([("_score", "descending"), ("id", "ascending")]).slice(0, limit)
-        ids = found["id"].to_pylist()
+            result = search.select(["id", "_score"]).limit(ranked).to_arrow()
+            result = result.sort_by([("_score", "descending"), ("id", "ascending")]).slice(0, limit)
+        ids = result["id"].to_pylist()
         documents = self.get(ids)
-        kept = [(key, score) for key, score in zip(ids, found["_score"].to_pylist(), strict=True) if key in documents]
+        kept = [(key, score) for key, score in zip(ids, result["_score"].to_pylist(), strict=True) if key in documents]
         return Hits([key for key, _ in kept], [score for _, score in kept], [documents[key] for key, _ in kept])
 
     def _search(self, search: Any, selection: Selection) -> Any:
@@ -264,7 +264,7 @@ class LanceBackend(IndexBackend):
                 self._retry(table.optimize)
 
     def close(self) -> None:
-        """Let go of the tables; LanceDB has no connections to close."""
+        """Release the tables; LanceDB has no connections to close."""
         self._database = None
 
     # --- errors

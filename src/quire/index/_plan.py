@@ -175,10 +175,10 @@ class IndexPlan:
         values: list[Any] = []
         for owner, document in enumerate(documents):
             if column.table is None:
-                found = [follow(document, column.path)]
+                result = [follow(document, column.path)]
             else:
-                found = [each.__dict__.get(column.path[-1]) for each in iter_elements(document, column.path)]
-            for position, value in enumerate(found):
+                result = [each.__dict__.get(column.path[-1]) for each in iter_elements(document, column.path)]
+            for position, value in enumerate(result):
                 if value is not None:
                     owners.append(owner)
                     positions.append(position)
@@ -315,9 +315,9 @@ def build_plan(  # noqa: C901 - a branch for each reason why a field has no colu
                 unsized[join_path(path)] = reason
         elif not repeated and (encoder := _encoder(item)) is not None:
             filters.append(FilterColumn(path, names.make("f", path), encoder[0], item, encoder[1]))
-    wanted = {path for path, reason in unsized.items() if "vectors=" not in reason}
-    if wanted and (selected is not None or not columns):
-        reasons = "; ".join(f"{path}: {unsized[path]}" for path in sorted(wanted))
+    unusable = {path for path, reason in unsized.items() if "vectors=" not in reason}
+    if unusable and (selected is not None or not columns):
+        reasons = "; ".join(f"{path}: {unsized[path]}" for path in sorted(unusable))
         raise SchemaError(f"DocumentIndex[{document_type.__name__}] has no vectors to search. {reasons}")
     return IndexPlan(document_type, tuple(columns), tuple(filters), unsized)
 
