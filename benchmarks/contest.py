@@ -85,6 +85,9 @@ def _goals(result: Result) -> Iterator[Goal]:
         bound: dict[str, Any] = {"at_least": round(1 / row.target, 9)} if row.faster else {"at_most": row.target}
         values = [1 / ratio for ratio in ratios] if row.faster else ratios
         yield Goal(row.quire.name, other.name, values, "wall" if row.by_wall else "CPU", known=row.known, **bound)
+    if row.cpu_target is not None and row.reference.loop:
+        ratios = result.ratios(row.quire.name, "cpu", row.reference.name)
+        yield Goal(row.quire.name, row.reference.name, ratios, "CPU", at_most=row.cpu_target)
     for peer in row.peers:
         if peer.name in row.speedups:
             values = [1 / ratio for ratio in result.ratios(row.quire.name, by, peer.name)] if peer.loop else []

@@ -83,8 +83,9 @@ class Report:
             times = [f"{1000 * spent[int(part * (len(spent) - 1))]:,.0f} ms" if spent else "" for part in (0.5, 0.99)]
             ends = ", ".join(f"{number:,} {name}" for name, number in outcomes.most_common())
             lines.append(f"| {kind} | {outcomes.total():,} | {ends} | {times[0]} | {times[1]} |")
-        sizes = [size / 1e6 for _, size in self.memory]
-        lines.append(f"memory of the server: {sizes[-1]:.0f} MB at the end, growth {100 * self.growth:+.1f} %")
+        tenths = [self.memory[int(part / 10 * (len(self.memory) - 1))][1] / 1e6 for part in range(1, 11)]
+        lines.append(f"memory of the server in MB, ten times: {', '.join(f'{size:.0f}' for size in tenths)}")
+        lines.append(f"growth after the warm-up: {100 * self.growth:+.1f} %")
         return lines
 
 
