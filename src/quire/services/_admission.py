@@ -82,6 +82,21 @@ class ReportStarvedCalls(Protocol):
     def __call__(self, kind: str, /, *, is_starved: bool) -> None: ...
 
 
+class _SlotUse:
+    """Changes the counts of slots inside a block. It has no state, so every call of a server uses the same object."""
+
+    __slots__ = ("_change", "_ending", "_held")
+
+    def __init__(self, change: Callable[[int, int], None], held: int, ending: int) -> None:
+        self._change, self._held, self._ending = change, held, ending
+
+    def __enter__(self) -> None:
+        self._change(self._held, self._ending)
+
+    def __exit__(self, *_: object) -> None:
+        self._change(-self._held, -self._ending)
+
+
 class Slots:
     """The threads, or places, of a server, and whether open streams hold all of them.
 
@@ -98,6 +113,7 @@ class Slots:
 
     def __init__(self, count: int, patience: float, *, refuse: Callable[[], None], report: ReportStarved) -> None:
         self._count, self._patience, self._refuse, self._report = count, patience, refuse, report
+        self._hold, self._end = _SlotUse(self._change, 1, 0), _SlotUse(self._change, 0, 1)
         self._lock = threading.Lock()
         self._held = self._ending = 0
         # Whether streams hold everything, and since when that is so: one tuple, so that it is read without the lock.
@@ -111,23 +127,13 @@ class Slots:
         blocked, since = self._state
         return blocked and time.monotonic() - since >= self._patience
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold a slot for as long as a call has a thread or a place."""
-        self._change(held=1)
-        try:
-            yield
-        finally:
-            self._change(held=-1)
+    def hold(self) -> _SlotUse:
+        """Hold a slot inside the block, for as long as a call has a thread or a place."""
+        return self._hold
 
-    @contextmanager
-    def ends_by_itself(self) -> Iterator[None]:
-        """Mark the holder of a slot as a unary call whose request is complete."""
-        self._change(ending=1)
-        try:
-            yield
-        finally:
-            self._change(ending=-1)
+    def ends_by_itself(self) -> _SlotUse:
+        """Mark the holder of a slot inside the block as a unary call whose request is complete."""
+        return self._end
 
     def close(self) -> None:
         """Stop the thread; after that, neither `refuse` nor `report` is called."""
@@ -136,7 +142,7 @@ class Slots:
         if self._thread is not None:
             self._thread.join()
 
-    def _change(self, held: int = 0, ending: int = 0) -> None:
+    def _change(self, held: int, ending: int) -> None:
         with self._lock:
             self._held += held
             self._ending += ending

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
@@ -171,7 +170,7 @@ class AsyncRemoteFunction(Generic[ArgT, ResultT]):
         plan, data = await client._with_contract(
             attempts, lambda contract: contract.encode(self._name, value, self._local)
         )
-        attempts = replace(attempts, connected=True, repeatable=plan.idempotent, retried=0)
+        attempts.begin_call(repeatable=plan.idempotent)
         with client._span(self._name) as span:
             return await client._retry(
                 attempts,

@@ -8,8 +8,8 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -50,7 +50,7 @@ from quire.services._payloads import InT, OutT, PartJoiner, split_parts
 from quire.services._request_ids import REQUEST_ID, choose_request_id, find_request_id
 from quire.services._security import Tls, token_metadata
 from quire.services._service_spec import DESCRIBE, SERVICE, STREAM_SUFFIX
-from quire.services._tracing import NO_SPAN, CallSpan, open_tracing
+from quire.services._tracing import NO_SPAN, NO_TRACING, CallSpan, open_tracing
 
 if TYPE_CHECKING:
     from grpc import Channel
@@ -65,6 +65,7 @@ _FIRST_PAUSE, _LAST_CHANCE = 0.05, 0.02
 _LONGEST_PAUSE = {ServiceUnavailableError: 0.5, ServiceLimitError: 2.0}  # a busy server needs longer pauses
 _FIRST_CONNECTION = 5.0  # seconds in which a client must reach the server for the first time
 _CONNECT_MS = 4000  # milliseconds for one attempt to connect, with TLS
+_NO_SPAN = nullcontext(NO_SPAN)
 DESCRIBE_SECONDS = 1.0
 """How long completing names, and reading a description once more, may wait for a server."""
 _jitter = random.SystemRandom()  # differs in forked workers, which would retry at the same time otherwise
@@ -86,6 +87,10 @@ class Attempts:
     retried: int = 0
     started: float = field(default_factory=time.monotonic)
     request_id: str = field(default_factory=choose_request_id)
+
+    def begin_call(self, *, repeatable: bool) -> None:
+        """Begin to count the attempts of the call, after the description was read."""
+        self.connected, self.repeatable, self.retried = True, repeatable, 0
 
     @property
     def seconds_left(self) -> float | None:
@@ -227,9 +232,12 @@ class BaseClient:
         """Whether a server has answered before; calls then wait until it is back, until their deadline."""
         return bool(self._contracts)
 
-    @contextmanager
-    def _span(self, name: str) -> Iterator[CallSpan]:
+    def _span(self, name: str) -> AbstractContextManager[CallSpan]:
         """Record a call inside the block as a span."""
+        return _NO_SPAN if self._tracing is NO_TRACING else self._record_span(name)
+
+    @contextmanager
+    def _record_span(self, name: str) -> Iterator[CallSpan]:
         span = self._tracing.begin_client(name, self.target)
         try:
             yield span
@@ -468,7 +476,7 @@ class RemoteFunction(Generic[ArgT, ResultT]):
             answer: ResultT = answers if gives_stream else next(answers)  # type: ignore[assignment]
             return answer
         plan, data = client._with_contract(attempts, lambda contract: contract.encode(self._name, value, self._local))
-        attempts = replace(attempts, connected=True, repeatable=plan.idempotent, retried=0)
+        attempts.begin_call(repeatable=plan.idempotent)
         with client._span(self._name) as span:
             return client._retry(
                 attempts,

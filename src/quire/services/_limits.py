@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from quire._lowlevel.allocator import return_free_memory
 from quire.errors import OptionError, ServiceLimitError
@@ -79,24 +80,11 @@ class RequestBudget:
         self._taken = 0
         self._is_trimming = False
 
-    def open_account(self) -> RequestAccount:
-        """Open the account of one call, whose bytes are counted until `clear`."""
+    def account(self) -> RequestAccount:
+        """Open the account of one call, which releases its bytes at the end of a block."""
         return RequestAccount(self)
 
-    @contextmanager
-    def account(self) -> Iterator[RequestAccount]:
-        """Open the account of one call, which releases its bytes at the end."""
-        account = RequestAccount(self)
-        try:
-            yield account
-        except ServiceLimitError:
-            if account.taken > _TRIM_BYTES:
-                self._trim_memory()
-            raise
-        finally:
-            account.clear()
-
-    def _trim_memory(self) -> None:
+    def trim_memory(self) -> None:
         """Return the memory of a refused request to the system, once it is free.
 
         The allocator keeps memory for the next messages (see `retain_message_memory`), which is right for requests that
@@ -141,6 +129,14 @@ class RequestAccount:
     def __init__(self, budget: RequestBudget) -> None:
         self._budget = budget
         self.taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, tp: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, ServiceLimitError) and self.taken > _TRIM_BYTES:
+            self._budget.trim_memory()
+        self.clear()
 
     def take(self, size: int) -> None:
         """Count bytes of the request."""

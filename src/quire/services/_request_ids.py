@@ -42,6 +42,24 @@ def use_request_id(request_id: str | None) -> Iterator[None]:
         _current.reset(token)
 
 
+class AcceptedRequestId:
+    """Makes an id that was accepted the current one inside a block; a server does so for every call.
+
+    A class, and not a generator, because entering and leaving it takes a third of the time.
+    """
+
+    __slots__ = ("_request_id", "_token")
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._request_id)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
 def choose_request_id() -> str:
     """Return the current id, or a new one, for a call that a client makes."""
     return _current.get() or os.urandom(8).hex()

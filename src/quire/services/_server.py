@@ -35,7 +35,7 @@ from quire.services._limits import (
     retain_message_memory,
 )
 from quire.services._metrics import GONE, NO_METRICS, OK, CallMetrics, Metrics, open_metrics
-from quire.services._request_ids import REQUEST_ID, accept_request_id, find_request_id, use_request_id
+from quire.services._request_ids import REQUEST_ID, AcceptedRequestId, accept_request_id, find_request_id
 from quire.services._security import Authorize, Tls, check_caller
 from quire.services._service_spec import DESCRIBE, SERVICE, MethodSpec, ServiceSpec
 from quire.services._tracing import NO_SPAN, CallSpan, open_tracing
@@ -160,10 +160,13 @@ class CallRecord:
         self._metrics, self._span = metrics, span
         self.receive, self.sent = metrics.receive, metrics.sent
 
-    @contextlib.contextmanager
-    def activate(self) -> Iterator[None]:
+    def activate(self) -> contextlib.AbstractContextManager[object]:
         """Make the id and the span the current ones inside the block, which must not contain a `yield`."""
-        with use_request_id(self.request_id), self._span.activate():
+        return AcceptedRequestId(self.request_id) if self._span is NO_SPAN else self._activate_span()
+
+    @contextlib.contextmanager
+    def _activate_span(self) -> Iterator[None]:
+        with AcceptedRequestId(self.request_id), self._span.activate():
             yield
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -173,7 +176,7 @@ class CallRecord:
 
     def fail(self, error: BaseException) -> Status:
         """End the call with an error, and return its status; what is logged about it has the id."""
-        with use_request_id(self.request_id):
+        with AcceptedRequestId(self.request_id):
             status = error_to_status(error)
         self.end(status)
         return status
@@ -504,7 +507,7 @@ class Server(BaseServer):
                 send(self._answer_call(endpoint, data, context))
                 send(None)
                 return
-            account = self._calls.budget.open_account()
+            account = self._calls.budget.account()
             call = self._begin_call(endpoint.name, context, len(data))
             try:
                 self._admission.check()
