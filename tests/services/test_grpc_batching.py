@@ -21,6 +21,7 @@ from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import (
     FunctionError,
     OptionError,
+    PathError,
     SchemaError,
     ServiceError,
     ServiceLimitError,
@@ -30,7 +31,7 @@ from quire.errors import (
 from quire.services import AsyncClient, Client, Limits, endpoint, serve, serve_async
 from quire.services._batching import Batcher
 from quire.services._endpoints import make_endpoint
-from quire.typing import NdArray
+from quire.typing import NdArray, float32
 from tests.services.sample_service import Batches, Picture, pictures
 
 pytestmark = pytest.mark.needs("grpc", "grpc_health", "grpc_reflection")
@@ -498,6 +499,69 @@ def test_batches_are_limited_by_bytes() -> None:
     assert len(batcher.submit(lambda: pictures(200), 5_000).result(60)) == 200
     batcher.close(60)
     assert {len(batch) for batch in batches} == {40}
+
+
+class Prompt(BaseDocument):
+    tokens: list[int]
+    text: str = ""
+    length: int = 0
+    vector: NdArray[float32, "length"] | None = None
+    other: dict[str, int] = {}
+
+
+def prompts(*lengths: int) -> DocumentArray[Prompt]:
+    return DocumentArray[Prompt](
+        Prompt(id=f"{i}", tokens=[i] * n, text="x" * n, length=n, vector=np.zeros(n, np.float32))
+        for i, n in enumerate(lengths)
+    )
+
+
+@pytest.mark.parametrize("path", ["tokens", "text", "length", "vector"])
+@pytest.mark.parametrize("kind", ["array", "batch"])
+def test_batches_are_limited_by_tokens(path: str, kind: str) -> None:
+    batches: list[list[int]] = []
+
+    def note(docs: Any) -> Any:
+        batches.append([len(tokens) for tokens in docs.tokens])
+        return docs
+
+    def rows(docs: DocumentArray[Prompt]) -> DocumentArray[Prompt]:
+        return note(docs)  # type: ignore[no-any-return]
+
+    def columns(docs: DocumentBatch[Prompt]) -> DocumentBatch[Prompt]:
+        return note(docs)  # type: ignore[no-any-return]
+
+    options: dict[str, Any] = {"max_batch_size": 100, "max_wait": 60, "max_batch_tokens": 100, "tokens": path}
+    function = endpoint(**options)(rows if kind == "array" else columns)
+    batcher = Batcher(make_endpoint(function), function)
+    requests = [prompts(40), prompts(60), prompts(30), prompts(20, 60), prompts(150), prompts(90, 20, 80, 120, 1)]
+    ready = [docs if kind == "array" else docs.stack(shapes="ragged") for docs in requests]
+    with batcher._changed:  # so that all requests wait before the first batch begins
+        futures = [batcher.submit(lambda docs=docs: docs) for docs in ready]  # type: ignore[misc]
+    batcher.close(60)
+    for docs, future in zip(requests, futures, strict=True):
+        assert [len(tokens) for tokens in future.result(0).tokens] == [len(doc.tokens) for doc in docs]
+    # A row with more tokens than a batch may have is alone; the rows of a large request fill the batches of others.
+    assert all(sum(batch) <= 100 or len(batch) == 1 for batch in batches)
+    assert [40, 60] in batches
+    assert sorted(length for batch in batches for length in batch) == sorted(
+        len(doc.tokens) for docs in requests for doc in docs
+    )
+
+
+def test_endpoint_rejects_invalid_limits_of_tokens() -> None:
+    with pytest.raises(OptionError, match="pass both"):
+        endpoint(max_batch_size=4, max_batch_tokens=100)
+    with pytest.raises(OptionError, match="only with max_batch_size"):
+        endpoint(max_batch_tokens=100, tokens="tokens")
+    for name, error, words in (("token", PathError, "tokens"), ("other", SchemaError, "use a field of lists")):
+
+        @endpoint(max_batch_size=4, max_batch_tokens=100, tokens=name)
+        def work(docs: DocumentArray[Prompt]) -> DocumentArray[Prompt]:
+            return docs
+
+        with pytest.raises(error, match=words):
+            serve(work)
 
 
 def test_endpoint_rejects_invalid_batching_options() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -600,3 +601,24 @@ def test_dir_of_async_client_lists_endpoints_that_it_knows(server: Server) -> No
     before, after = asyncio.run(names())
     assert "embed" not in before
     assert "embed" in after
+
+
+class Contents(BaseDocument):
+    raw: bytes
+    more: Any
+    items: list[bytes]
+    vector: NdArray
+
+
+def pass_contents(doc: Contents) -> Contents:
+    return doc
+
+
+def test_values_in_a_stream_have_types_and_memory_of_their_own() -> None:
+    """A value of one part is read from the message, and not from a copy of it."""
+    doc = Contents(raw=b"\x00\xff" * 3000, more={"a": b"b" * 5000}, items=[b"1", b"2" * 4000], vector=np.arange(9000.0))
+    with serve(pass_contents) as server, Client(server.address) as client:
+        for answer in client.pass_contents.stream([doc, doc]):
+            assert answer == doc
+            assert [type(value) for value in (answer.raw, answer.more["a"], *answer.items)] == [bytes] * 4
+            answer.vector[0] = -1

@@ -65,10 +65,10 @@ def encode_tag(number: int, wire_type: int = DELIMITED) -> bytes:
 _DELIMITED_TAGS = [encode_tag(number) for number in range(32)]
 
 
-def encode_delimited(number: int, content: bytes) -> bytes:
+def encode_delimited(number: int, content: Bytes) -> bytes:
     """Encode a field that holds a message, a text or bytes."""
     size = len(content)
-    return b"%b%b%b" % (
+    return b"%b%b%b" % (  # type: ignore[str-format]  # it takes any buffer
         _DELIMITED_TAGS[number],
         _ONE_BYTE_VARINTS[size] if size < 128 else encode_varint(size),
         content,

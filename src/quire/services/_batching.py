@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from quire.array import DocumentBatch
 from quire.errors import FunctionError, ServiceLimitError, ServiceUnavailableError
 from quire.services._endpoints import Endpoint
@@ -19,6 +21,7 @@ from quire.services._errors import as_call_error, log
 from quire.services._metrics import NO_METRICS, Metrics
 from quire.services._payloads import Rows
 from quire.services._request_ids import current_request_id, use_request_id
+from quire.services._tokens import count_tokens
 
 ReadRows = Callable[[], Rows]
 """Reads the rows of a caller, anew each time: a function that failed may have changed the rows it received."""
@@ -29,6 +32,7 @@ class _Request:
 
     __slots__ = (
         "_answers",
+        "_ends",
         "_lock",
         "_unanswered",
         "arrival",
@@ -41,15 +45,29 @@ class _Request:
         "taken",
     )
 
-    def __init__(self, read: ReadRows, nbytes: int) -> None:
+    def __init__(self, read: ReadRows, nbytes: int, tokens: str | None) -> None:
         self.read, self.nbytes, self.request_id = read, nbytes, current_request_id()
         self.rows = read()
         self.size = self._unanswered = len(self.rows)
+        # The number of tokens up to the end of each row, after a 0.
+        self._ends = None if tokens is None else np.concatenate([[0], np.cumsum(count_tokens(self.rows, tokens))])
         self.taken = 0
         self.future: Future[Any] = Future()
         self.arrival = time.monotonic()
         self._lock = threading.Lock()  # pieces may be answered by several threads
         self._answers: dict[int, Any] = {}
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens, 0 if they do not count."""
+        return 0 if self._ends is None else int(self._ends[-1])
+
+    def limit_rows(self, rows: int, tokens: float) -> int:
+        """Return how many of the next rows, at most `rows`, have at most so many tokens."""
+        if self._ends is None or tokens == math.inf:
+            return rows
+        end = np.searchsorted(self._ends, self._ends[self.taken] + tokens, side="right") - 1
+        return min(rows, int(end) - self.taken)
 
     def take(self, rows: int) -> _Piece:
         """Return the next rows as a piece of a batch."""
@@ -92,6 +110,11 @@ class _Piece:
     def size(self) -> int:
         return self.stop - self.start
 
+    @property
+    def tokens(self) -> int:
+        ends = self.request._ends
+        return 0 if ends is None else int(ends[self.stop] - ends[self.start])
+
     def rows(self, *, again: bool) -> Rows:
         """Return the rows; `again` reads them anew."""
         rows = self.request.read() if again else self.request.rows
@@ -112,10 +135,11 @@ class Batcher:
         options = endpoint.options
         self._max_size, self._max_wait, self._workers = options.max_batch_size, options.max_wait, options.batch_workers
         self._max_bytes, self._max_queue_time = options.max_batch_bytes or math.inf, options.max_queue_time
+        self._max_tokens, self._tokens = options.max_batch_tokens or math.inf, options.tokens
         self._changed = threading.Condition()
         self._small: deque[_Request] = deque()
         self._large: deque[_Request] = deque()  # those that do not fit into one batch
-        self._waiting_rows = self._waiting_bytes = 0  # of the small requests
+        self._waiting_rows = self._waiting_bytes = self._waiting_tokens = 0  # of the small requests
         self._large_was_left_out = False
         self._running: dict[_Request, None] = {}  # an ordered set
         self._closed = False
@@ -126,7 +150,7 @@ class Batcher:
 
         The future has the rows that the function returned for this caller. `nbytes` is the size of the request.
         """
-        request = _Request(read, nbytes)
+        request = _Request(read, nbytes, self._tokens)
         with self._changed:
             if self._closed:
                 raise self._stopping_error()
@@ -134,12 +158,13 @@ class Batcher:
                 thread = threading.Thread(target=self._run, name=f"quire {self._endpoint.name}", daemon=True)
                 self._threads.add(thread)
                 thread.start()
-            if request.size > self._max_size:
+            if request.size > self._max_size or request.tokens > self._max_tokens:
                 self._large.append(request)
             else:
                 self._small.append(request)
                 self._waiting_rows += request.size
                 self._waiting_bytes += nbytes
+                self._waiting_tokens += request.tokens
             # Threads wait for a first request, or for a full batch; requests in between need not wake them.
             if len(self._small) <= 1 or self._is_full():
                 self._changed.notify()
@@ -168,7 +193,7 @@ class Batcher:
             abandoned = list({**self._running, **dict.fromkeys(self._large), **dict.fromkeys(self._small)})
             self._small.clear()
             self._large.clear()
-            self._waiting_rows = self._waiting_bytes = 0
+            self._waiting_rows = self._waiting_bytes = self._waiting_tokens = 0
         if abandoned:
             log.warning("%s still runs, so calls were not answered: %d", self._endpoint.name, len(abandoned))
         for request in abandoned:
@@ -178,7 +203,8 @@ class Batcher:
         return ServiceUnavailableError(f"{self._endpoint.name}: the server is stopping.")
 
     def _is_full(self) -> bool:
-        return bool(self._large) or self._waiting_rows >= self._max_size or self._waiting_bytes >= self._max_bytes
+        is_full = self._waiting_rows >= self._max_size or self._waiting_bytes >= self._max_bytes
+        return bool(self._large) or is_full or self._waiting_tokens >= self._max_tokens
 
     def _run(self) -> None:
         while (pieces := self._next_batch()) is not None:
@@ -221,35 +247,46 @@ class Batcher:
     def _take_pieces(self) -> list[_Piece]:
         """Take the rows of a batch from the queues: of large requests what small ones leave, but not nothing twice."""
         pieces: list[_Piece] = []
-        room = self._max_size
+        room, tokens = self._max_size, self._max_tokens
         if self._large_was_left_out:
-            room -= self._take_from_large(pieces, max(1, room // 2))
+            room -= self._take_from_large(pieces, max(1, room // 2), tokens / 2)
+            tokens -= sum(piece.tokens for piece in pieces)
         nbytes = 0
         while self._small:
             request = self._small[0]
             # The first request of a batch is taken even if it has more than `max_batch_bytes`.
-            if request.size > room or (pieces and nbytes + request.nbytes > self._max_bytes):
+            if request.size > room or request.tokens > tokens or (pieces and nbytes + request.nbytes > self._max_bytes):
                 break
             self._small.popleft()
             self._waiting_rows -= request.size
             self._waiting_bytes -= request.nbytes
+            self._waiting_tokens -= request.tokens
             if self._begin(request):
                 pieces.append(request.take(request.size))
                 room -= request.size
+                tokens -= request.tokens
                 nbytes += request.nbytes
-        rows_taken = self._take_from_large(pieces, room) if room and nbytes < self._max_bytes else 0
+        rows_taken = self._take_from_large(pieces, room, tokens) if room and nbytes < self._max_bytes else 0
         self._large_was_left_out = bool(self._large) and not rows_taken and not self._large_was_left_out
         return pieces
 
-    def _take_from_large(self, pieces: list[_Piece], room: int) -> int:
-        """Take rows of the large requests in turn; return their number."""
+    def _take_from_large(self, pieces: list[_Piece], room: int, tokens: float) -> int:
+        """Take rows of the large requests in turn; return their number.
+
+        A row with more tokens than a batch may have is a batch of its own.
+        """
         while self._large:
-            request = self._large.popleft()
+            request = self._large[0]
+            rows = room
+            if self._max_bytes < math.inf and request.nbytes:
+                rows = max(1, min(rows, int(self._max_bytes * request.size / request.nbytes)))
+            rows = request.limit_rows(rows, tokens)
+            if rows < 1 and pieces:
+                return 0
+            self._large.popleft()
             if request.taken == 0 and not self._begin(request):
                 continue
-            if self._max_bytes < math.inf and request.nbytes:
-                room = max(1, min(room, int(self._max_bytes * request.size / request.nbytes)))
-            piece = request.take(room)
+            piece = request.take(max(1, rows))
             pieces.append(piece)
             if request.taken < request.size:
                 self._large.append(request)

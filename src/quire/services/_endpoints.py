@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_type_hints, overload
 from quire._protocols import is_document_type
 from quire.errors import OptionError, SchemaError, check_options
 from quire.services._payloads import Payload, ProtoPayload, parse_payload
+from quire.services._tokens import check_token_field
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS_ATTRIBUTE = "__quire_endpoint__"
@@ -29,25 +30,34 @@ class EndpointOptions:
     max_batch_bytes: int = 0
     max_queue_time: float | None = None
     batch_workers: int = 1
+    max_batch_tokens: int = 0
+    tokens: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_size < 0:
             raise OptionError(f"max_batch_size={self.max_batch_size}: use 0 for no batching, or a number of rows.")
         if self.max_wait < 0:
             raise OptionError(f"max_wait={self.max_wait}: use seconds, 0 or more.")
-        if self.max_batch_bytes < 0:
-            raise OptionError(f"max_batch_bytes={self.max_batch_bytes}: use 0 for no limit, or a number of bytes.")
+        for name, what in (("max_batch_bytes", "bytes"), ("max_batch_tokens", "tokens")):
+            if getattr(self, name) < 0:
+                raise OptionError(f"{name}={getattr(self, name)}: use 0 for no limit, or a number of {what}.")
         if self.max_queue_time is not None and self.max_queue_time <= 0:
             raise OptionError(f"max_queue_time={self.max_queue_time}: use a positive number of seconds, or None.")
         if self.batch_workers < 1:
             raise OptionError(f"batch_workers={self.batch_workers}: use 1 or more.")
-        unused = [name for name in ("max_batch_bytes", "max_queue_time") if getattr(self, name)]
+        self._check_batching()
+        if self.name is not None and not self.name.isidentifier():
+            raise OptionError(f"name={self.name!r}: use a name that a Python function could have.")
+
+    def _check_batching(self) -> None:
+        """Raise an error for options of dynamic batching that would have no effect."""
+        if bool(self.max_batch_tokens) != (self.tokens is not None):
+            raise OptionError("max_batch_tokens is a number, and tokens the field that is counted: pass both.")
+        unused = [name for name in ("max_batch_bytes", "max_batch_tokens", "max_queue_time") if getattr(self, name)]
         if self.batch_workers > 1:
             unused.append("batch_workers")
         if unused and not self.max_batch_size:
             raise OptionError(f"{', '.join(unused)}: only with max_batch_size, which turns dynamic batching on.")
-        if self.name is not None and not self.name.isidentifier():
-            raise OptionError(f"name={self.name!r}: use a name that a Python function could have.")
 
 
 @overload
@@ -62,6 +72,8 @@ def endpoint(
     max_batch_bytes: int = 0,
     max_queue_time: float | None = None,
     batch_workers: int = 1,
+    max_batch_tokens: int = 0,
+    tokens: str | None = None,
 ) -> Callable[[F], F]: ...
 def endpoint(function: Any = None, **options: Any) -> object:
     """Mark a function or a method as an endpoint.
@@ -76,6 +88,8 @@ def endpoint(function: Any = None, **options: Any) -> object:
     max_queue_time: a call that has waited for more seconds when its turn comes is refused with ServiceLimitError.
     batch_workers: the number of batches that run at the same time; with more than one, the function must be safe to
         call from several threads.
+    max_batch_tokens, tokens: a limit for the tokens in a batch, in addition to its rows. `tokens` names a field: of a
+        list, a tensor or a text the length of the first dimension counts, and of a whole number its value.
     """
     check_options("endpoint", options, EndpointOptions.__dataclass_fields__)
     endpoint_options = EndpointOptions(**options)
@@ -205,6 +219,8 @@ def make_endpoint(function: Callable[..., Any]) -> Endpoint:
             f"{result}: calls can be combined only where an array or a batch is taken and an array or a batch is "
             "returned. Leave out max_batch_size, or change the types."
         )
+    if result.options.tokens is not None:
+        check_token_field(result.input.document_type.document_schema(), result.options.tokens, name)
     return result
 
 

@@ -183,8 +183,8 @@ def split_parts(data: bytes, max_message_bytes: int) -> Iterator[bytes]:
     size = max(1, min(max_message_bytes, 1 << 20) - _PART_OVERHEAD)
     view = memoryview(data)
     for start in range(0, max(1, len(view)), size):
-        more = _MORE if start + size < len(view) else b""
-        yield more + encode_delimited(1, bytes(view[start : start + size]))
+        content = encode_delimited(1, view[start : start + size])  # the only copy: it takes the view as it is
+        yield _MORE + content if start + size < len(view) else content
 
 
 class PartJoiner:
@@ -194,8 +194,8 @@ class PartJoiner:
         self._account = account
         self._pieces: list[memoryview] = []
 
-    def add(self, part: bytes) -> bytes | None:
-        """Return the bytes of the value if this is its last part."""
+    def add(self, part: bytes) -> Any:
+        """Return the bytes of the value if this is its last part; those of a single part are a view of it."""
         self._account.take(len(part))
         view = memoryview(part)
         more = False
@@ -206,8 +206,8 @@ class PartJoiner:
                 more = bool(start)
         if more:
             return None
-        joined, self._pieces = b"".join(self._pieces), []
-        return joined
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def finish(self) -> None:
         """Raise an error if the stream ends inside a value."""
