@@ -232,6 +232,7 @@ TEST_GROUPS = (
     "test-remote",
     "test-hub",
     "test-browser",
+    "test-tables",
     "test-node",
     "test-frames",
     "test-tracing",

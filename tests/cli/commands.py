@@ -15,7 +15,8 @@ from quire.typing import NdArray, float32, uint8
 
 ROOT = Path(__file__).parents[2]
 SOURCES = str(Path(quire.__file__).parents[1])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}", "COLUMNS": "120"}
+_PYTHONPATH = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCES, str(ROOT), *_PYTHONPATH]), "COLUMNS": "120"}
 
 
 class Thesis(BaseDocument):

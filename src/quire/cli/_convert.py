@@ -32,7 +32,7 @@ quire convert rows.ndjson students/ --document school:Student      to a dataset:
 quire convert students/ students.pb.zst                            to quire's own file format, compressed
 quire convert photos/ photos.parquet --from files                  one row per file of a folder
 quire convert photos.parquet photos/ --to files --content image    and back
-quire convert hf_folder/ train/ --split train                      from Hugging Face, Petastorm, MDS, WebDataset
+quire convert hf_folder/ train/ --split train                      from Hugging Face, Petastorm, MDS, Lance, Delta, ...
 quire convert train/ hf_folder/ --to huggingface
 """
 

@@ -12,7 +12,7 @@ from quire._optional import require
 from quire.codec import COMPRESSIONS, compression_of, is_stream
 from quire.errors import OptionError, StorageNotFoundError
 
-IMPORTED_FORMATS = ("petastorm", "mds", "webdataset", "huggingface")
+IMPORTED_FORMATS = ("petastorm", "mds", "webdataset", "huggingface", "lance", "delta", "iceberg")
 SOURCE_FORMATS = ("dataset", "quire", "csv", "ndjson", "json", "files", *IMPORTED_FORMATS)
 """Formats to read: 'dataset' is a folder or file of Parquet or Arrow, 'quire' is what `save_binary` writes."""
 TARGET_FORMATS = ("parquet", "arrow", "quire", "csv", "ndjson", "json", "files", "huggingface")
@@ -27,6 +27,8 @@ _SUFFIXES = {
     ".arrow": "arrow",
 }
 _COMPRESSION_SUFFIXES = {suffix for compression in COMPRESSIONS.values() for suffix in compression.suffixes}
+_TABLE_FILES = {"delta": "_delta_log/*", "lance": "_versions/*.manifest", "iceberg": "metadata/*.metadata.json"}
+"""Files that only tables of these formats have."""
 
 
 def format_from_suffix(path: str) -> str | None:
@@ -72,6 +74,9 @@ def _detect_folder_format(path: Path) -> str:
             return "mds"
     except (ValueError, TypeError):
         pass  # an index of another program
+    for name, pattern in _TABLE_FILES.items():
+        if any(path.glob(pattern)):
+            return name
     if (path / "_common_metadata").exists():
         require("pyarrow", extra="parquet", needed_for="Parquet")
         metadata = importlib.import_module("pyarrow.parquet").read_schema(path / "_common_metadata").metadata

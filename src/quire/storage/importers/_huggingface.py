@@ -14,7 +14,7 @@ from quire.array import DocumentBatch
 from quire.errors import DecodeError, OptionError, StorageError
 from quire.files import Folder, display_uri, open_folder
 from quire.storage._layout import Layout
-from quire.storage._schema_conversion import HAS_NULLS, annotation_from_arrow, extract_bytes
+from quire.storage._schema_conversion import annotation_from_arrow, extract_bytes
 from quire.storage._shard_reader import local_file
 from quire.storage.importers._source import (
     BATCH_ROWS,
@@ -22,6 +22,8 @@ from quire.storage.importers._source import (
     ImportOptions,
     document_class,
     field_names,
+    field_of_array,
+    merge_fields,
     source_errors,
     tensor_annotation,
     to_batch,
@@ -158,8 +160,8 @@ def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -
     fields: list[pa.Field] = []
     for where, batch in opened.parts(0):
         arrays = _plain_columns(batch, opened.features, where)
-        own = [_field_of(name, array) for name, array in arrays.items()]
-        fields = [_merge_fields(*pair) for pair in zip(fields, own, strict=True)] if fields else own
+        own = [field_of_array(name, array) for name, array in arrays.items()]
+        fields = [merge_fields(*pair) for pair in zip(fields, own, strict=True)] if fields else own
     if not fields:
         raise DecodeError("no class can be inferred from a dataset without rows. Pass document_type=...")
     names = field_names(field.name for field in fields)
@@ -169,33 +171,6 @@ def _infer_class(opened: _SavedDataset | _OpenDataset, options: ImportOptions) -
         for field in fields
     }
     return document_class(name, annotations)
-
-
-def _field_of(name: str, array: pa.Array) -> pa.Field:
-    """Return the field of an array, which is nullable if some row is null, as are the fields nested in it."""
-    arrow_type = array.type
-    if pa.types.is_struct(arrow_type):
-        children = [_field_of(arrow_type.field(i).name, child) for i, child in enumerate(array.flatten())]
-        arrow_type = pa.struct(children)
-    elif pa.types.is_list(arrow_type):
-        arrow_type = pa.list_(_field_of("item", array.flatten()))
-    return _nullable_field(name, arrow_type, nullable=array.null_count > 0)
-
-
-def _nullable_field(name: str, arrow_type: pa.DataType, *, nullable: bool) -> pa.Field:
-    """Return a field that says whether it has nulls; in other schemas, fields are nullable that never have nulls."""
-    return pa.field(name, arrow_type, nullable=nullable, metadata=HAS_NULLS if nullable else None)
-
-
-def _merge_fields(one: pa.Field, other: pa.Field) -> pa.Field:
-    """Return a field that is nullable if one of two fields is."""
-    arrow_type = one.type
-    if pa.types.is_struct(arrow_type):
-        pairs = [(arrow_type.field(i), other.type.field(i)) for i in range(arrow_type.num_fields)]
-        arrow_type = pa.struct([_merge_fields(*pair) for pair in pairs])
-    elif pa.types.is_list(arrow_type):
-        arrow_type = pa.list_(_merge_fields(arrow_type.value_field, other.type.value_field))
-    return _nullable_field(one.name, arrow_type, nullable=one.nullable or other.nullable)
 
 
 def _annotation(field: pa.Field, feature: Any, name: str, options: ImportOptions) -> Any:

@@ -12,10 +12,10 @@ from quire.errors import OptionError, check_options, did_you_mean
 from quire.files import display_uri, open_folder
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
 from quire.storage._dataset_writer import DatasetWriter, WriteOptions, rows_of
-from quire.storage.importers import _huggingface, _mds, _petastorm, _webdataset
+from quire.storage.importers import _huggingface, _mds, _petastorm, _tables, _webdataset
 from quire.storage.importers._source import ForeignDataset, ImportOptions
 
-ImportFormat = Literal["petastorm", "mds", "webdataset", "huggingface"]
+ImportFormat = Literal["petastorm", "mds", "webdataset", "huggingface", "lance", "delta", "iceberg"]
 Importer = Callable[[Any, type[Any] | None, ImportOptions], ForeignDataset]
 
 IMPORTERS: Mapping[str, Importer] = {
@@ -23,6 +23,9 @@ IMPORTERS: Mapping[str, Importer] = {
     "mds": _mds.read_mds,
     "webdataset": _webdataset.read_webdataset,
     "huggingface": _huggingface.read_huggingface,
+    "lance": _tables.read_lance,
+    "delta": _tables.read_delta,
+    "iceberg": _tables.read_iceberg,
 }
 """The functions that read formats, by name."""
 
@@ -45,12 +48,13 @@ def import_dataset(
     show_progress: bool | None = None,
     **more: Any,
 ) -> StoredDataset[Any]:
-    """Write a dataset of Petastorm, MDS, WebDataset or Hugging Face as documents in shards, and open it.
+    """Write a dataset of Petastorm, MDS, WebDataset, Hugging Face, Lance, Delta Lake or Iceberg, and open the result.
 
-    Without `format`, it is detected by the files of the folder. Without `document_type`, a class is made from the
-    metadata of the source. `more` are fields of `ImportOptions` (allow_pickle, images, name, split, remote, extra) and
-    of `WriteOptions` (mode, shard_bytes, ...); with mode='resume', an import that was interrupted continues where it
-    stopped. Memory is bounded by a row group; no code from the source is ever run, not even with allow_pickle=True.
+    The rows become documents in shards. Without `format`, it is detected by the files of the folder. Without
+    `document_type`, a class is made from the metadata of the source. `more` are fields of `ImportOptions`
+    (allow_pickle, images, name, split, remote, extra) and of `WriteOptions` (mode, shard_bytes, ...); with
+    mode='resume', an import that was interrupted continues where it stopped. Memory is bounded by a row group; no code
+    from the source is ever run, not even with allow_pickle=True.
     """
     import_options = ImportOptions(**{name: more.pop(name) for name in _OPTIONS & more.keys()})
     check_options("import_dataset", more, [*WriteOptions.__dataclass_fields__, *_OPTIONS])
@@ -69,6 +73,8 @@ def import_dataset(
 
 def _detect_format(source: Any, options: ImportOptions) -> str:
     """Return the format of a folder, by the files in it."""
+    if (table := _tables.detect_table_format(source)) is not None:
+        return table
     if not isinstance(source, (str, os.PathLike)):
         return "huggingface"
     folder = open_folder(source, options.remote)

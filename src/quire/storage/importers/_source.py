@@ -25,7 +25,7 @@ from quire.media import open_image
 from quire.schema import Field, FieldKind
 from quire.storage._arrow_codec import ArrowCodec
 from quire.storage._layout import Layout
-from quire.storage._schema_conversion import Row, conform_fields, register_class
+from quire.storage._schema_conversion import HAS_NULLS, Row, conform_fields, register_class
 from quire.tensors import DType, Shape, cast_numbers, common_dtype, get_framework
 
 if TYPE_CHECKING:
@@ -194,6 +194,33 @@ def tensor_annotation(dtype: Any = None, shape: Iterable[int | None] | None = No
         sizes = (f"dim{i}" if size is None else size for i, size in enumerate(shape))
         annotation = Annotated[annotation, Shape(*sizes)]
     return annotation if dtype is None else Annotated[annotation, DType(np.dtype(dtype).name)]
+
+
+def field_of_array(name: str, array: pa.Array) -> pa.Field:
+    """Return the field of an array, which is nullable if some row is null, as are the fields nested in it."""
+    arrow_type = array.type
+    if pa.types.is_struct(arrow_type):
+        children = [field_of_array(arrow_type.field(i).name, child) for i, child in enumerate(array.flatten())]
+        arrow_type = pa.struct(children)
+    elif pa.types.is_list(arrow_type):
+        arrow_type = pa.list_(field_of_array("item", array.flatten()))
+    return _nullable_field(name, arrow_type, nullable=array.null_count > 0)
+
+
+def _nullable_field(name: str, arrow_type: pa.DataType, *, nullable: bool) -> pa.Field:
+    """Return a field that says whether it has nulls; in other schemas, fields are nullable that never have nulls."""
+    return pa.field(name, arrow_type, nullable=nullable, metadata=HAS_NULLS if nullable else None)
+
+
+def merge_fields(one: pa.Field, other: pa.Field) -> pa.Field:
+    """Return a field that is nullable if one of two fields is."""
+    arrow_type = one.type
+    if pa.types.is_struct(arrow_type):
+        pairs = [(arrow_type.field(i), other.type.field(i)) for i in range(arrow_type.num_fields)]
+        arrow_type = pa.struct([merge_fields(*pair) for pair in pairs])
+    elif pa.types.is_list(arrow_type):
+        arrow_type = pa.list_(merge_fields(arrow_type.value_field, other.type.value_field))
+    return _nullable_field(one.name, arrow_type, nullable=one.nullable or other.nullable)
 
 
 # --- values: arrays as numpy saves them, and encoded images
