@@ -129,8 +129,8 @@ def test_similar_vectors_share_a_bucket(seed: int, bits: int) -> None:
     others = units * 0.951 + across * np.sqrt(1 - 0.951**2)
     ones, others = sketcher.sketch(list(vectors)), sketcher.sketch(list(others))
     assert np.allclose((ones * others).sum(1), 0.951, atol=1e-3)
-    found = (sketcher.buckets(ones) == sketcher.buckets(others)).any(1).mean()
-    assert found > 0.94  # 0.99 is expected
+    share = (sketcher.buckets(ones) == sketcher.buckets(others)).any(1).mean()
+    assert share > 0.94  # 0.99 is expected
 
 
 def test_scaled_vectors_are_found_in_buckets() -> None:
@@ -158,12 +158,16 @@ def test_zeros_and_nan_are_similar_to_nothing_but_themselves() -> None:
 def test_all_but_the_first_of_each_connected_component_are_redundant(pairs: list[tuple[int, int]]) -> None:
     edges = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
     rows = [(one, other, bytes([one] * 16), bytes([other] * 16)) for one, other in edges]
-    found = find_redundant(pa.Table.from_pylist([dict(zip(_EDGES.names, row, strict=True)) for row in rows], _EDGES))
+    redundant = find_redundant(
+        pa.Table.from_pylist([dict(zip(_EDGES.names, row, strict=True)) for row in rows], _EDGES)
+    )
     component = {node: node for edge in edges for node in edge}
     for _ in component:
         for one, other in edges:
             component[one] = component[other] = min(component[one], component[other])
-    assert sorted(digest[0] for digest in found.to_pylist()) == sorted(n for n, low in component.items() if n != low)
+    assert sorted(digest[0] for digest in redundant.to_pylist()) == sorted(
+        n for n, low in component.items() if n != low
+    )
 
 
 def test_dedupe_of_no_documents_is_empty() -> None:

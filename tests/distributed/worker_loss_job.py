@@ -1,6 +1,6 @@
 """A job that maps and writes shards while workers are lost, run in a process of its own; prints its result.
 
-`python -m tests.distributed.worker_loss_job ray|spark|standalone folder`
+`python -m tests.distributed.worker_loss_job ray|spark|standalone folder [sort|join|groups|dedupe]`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from quire import BaseDocument
+from quire import BaseDocument, DocumentArray
 from quire.distributed import DocumentShards
 from quire.storage import open_dataset, write_dataset
 from quire.typing import NdArray, uint8
@@ -33,6 +33,7 @@ ROWS, PARTITIONS = 240, 24
 class Picture(BaseDocument):
     number: int
     pixels: NdArray[uint8, 4, 4]
+    maker: str = ""
 
 
 def slowly(picture: Picture) -> Picture:
@@ -62,6 +63,68 @@ def _when(condition: Callable[[], bool], then: Callable[[], None]) -> None:
     while not condition():
         time.sleep(0.05)
     then()
+
+
+class Frame(BaseDocument):
+    number: int
+    colour: str
+
+
+class Framed(BaseDocument):
+    number: int
+    pixels: NdArray[uint8, 4, 4]
+    colour: str
+
+
+class Tens(BaseDocument):
+    tens: int
+    number: int
+    rows: int
+
+
+def noted(picture: Picture, folder: str) -> Picture:
+    """Note in a file that a tenth of the pictures has been read, and wait."""
+    if picture.number % 10 == 0:
+        Path(folder, f"seen {picture.number}").touch()
+        time.sleep(0.2)
+    return picture
+
+
+def summed(group: DocumentArray[Picture]) -> list[Tens]:
+    numbers = group.number
+    return [Tens(id=f"{numbers[0] // 10}", tens=numbers[0] // 10, number=sum(numbers), rows=len(numbers))]
+
+
+def tens_of(picture: Picture) -> Picture:
+    picture.maker = f"{picture.number // 10}"
+    return picture
+
+
+def exchanged(folder: Path, engine: Any, lose: Callable[[], None], operation: str) -> list[Any]:
+    """Sort, join, group or dedupe the pictures, and write the result; lose a worker when a third of them is read."""
+    watcher = threading.Thread(target=_when, args=(lambda: len(list(folder.glob("seen *"))) >= 8, lose))
+    watcher.start()
+    shards = DocumentShards[Picture].read_parquet(folder / "source", num_partitions=PARTITIONS, engine=engine)
+    shards = shards.map(noted, str(folder))
+    target: Any = Picture
+    if operation == "sort":
+        shards = shards.sort("number", descending=True, num_partitions=6)
+    elif operation == "dedupe":
+        shards = shards.map(tens_of).dedupe("maker", near="minhash", threshold=1.0, num_partitions=6).sort("number")
+    elif operation == "join":
+        frames = [Frame(id=f"{n}", number=n, colour="red" if n % 2 else "blue") for n in range(0, ROWS, 3)]
+        other = DocumentShards[Frame].from_documents(frames, engine=engine)
+        shards, target = shards.join(other, on="number", document_type=Framed, num_partitions=6).sort("number"), Framed
+    else:
+        groups = shards.map(tens_of).group_by("maker", num_partitions=6)
+        shards, target = groups.map_groups(summed, document_type=Tens).sort("tens"), Tens
+    shards.write_dataset(folder / "target")
+    watcher.join()
+    documents = open_dataset(folder / "target", target)[:].unstack()
+    if operation == "groups":
+        return [(row.tens, row.number, row.rows) for row in documents]
+    right = all((row.pixels == row.number % 250).all() for row in documents)
+    return [(row.number, right, getattr(row, "colour", None)) for row in documents]
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -194,15 +257,19 @@ def _workers(pages: int) -> int:
         return -1
 
 
-def main(kind: str, folder: Path) -> None:
+def main(kind: str, folder: Path, operation: str | None = None) -> None:
     """Run the job on one of the engines."""
     write_source(folder / "source")
     engines = {"ray": ray_nodes, "spark": spark_executors, "standalone": lambda: spark_standalone(folder)}
     with engines[kind]() as (engine, lose):
-        mapped(folder, engine, lose)
-        actual = outcome(folder)
+        actual: Any
+        if operation is not None:
+            actual = exchanged(folder, engine, lose, operation)
+        else:
+            mapped(folder, engine, lose)
+            actual = outcome(folder)
     (folder / "outcome.json").write_text(json.dumps(actual))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

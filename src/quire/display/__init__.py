@@ -1,7 +1,7 @@
 """How schemas, documents, arrays and batches are shown in a terminal and in a notebook."""
 
 from quire.display._html import GALLERY, as_picture, render_audio, render_html, render_rows_html, render_thumbnail
-from quire.display._progress import track
+from quire.display._progress import is_shown, track
 from quire.display._rich import (
     document_tree,
     facts_table,
@@ -20,6 +20,7 @@ __all__ = [
     "document_tree",
     "facts_table",
     "format_bytes",
+    "is_shown",
     "nested_rows",
     "one_line",
     "print_document",

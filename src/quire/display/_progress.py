@@ -38,8 +38,7 @@ def track(
     `size(item)`, and shows the rate and the remaining time. `QUIRE_PROGRESS=0` in the environment turns off bars that
     were not requested by `show=True`.
     """
-    is_watched = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
-    if not (is_watched if show is None else show):
+    if not is_shown(show):
         yield from items
         return
     progress = _create_bar(total)
@@ -63,6 +62,12 @@ def track(
                 progress.stop()
             finally:
                 _screen.release()
+
+
+def is_shown(show: bool | None) -> bool:  # noqa: FBT001
+    """Whether a progress bar is to be shown: if it is requested, or on a terminal."""
+    is_watched = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("QUIRE_PROGRESS") != "0"
+    return is_watched if show is None else show
 
 
 def _create_bar(total: int | None) -> Progress:

@@ -8,6 +8,7 @@ from quire.errors import PartitionError
 if TYPE_CHECKING:
     from quire.distributed._engine import Engine, Frame, Stage, engine
     from quire.distributed._groups import GroupedShards
+    from quire.distributed._metrics import ShardStats, StageStats
     from quire.distributed._resources import Resources
     from quire.distributed._shards import DocumentShards
     from quire.distributed._spark import torch_distributor
@@ -22,7 +23,9 @@ __all__ = [
     "GroupedShards",
     "PartitionError",
     "Resources",
+    "ShardStats",
     "Stage",
+    "StageStats",
     "XShards",
     "engine",
     "torch_distributor",
@@ -34,7 +37,9 @@ _HOMES = {
     "Frame": "_engine",
     "GroupedShards": "_groups",
     "Resources": "_resources",
+    "ShardStats": "_metrics",
     "Stage": "_engine",
+    "StageStats": "_metrics",
     "XShards": "xshards",
     "engine": "_engine",
     "torch_distributor": "_spark",

@@ -75,7 +75,7 @@ class Engine(Protocol):
 
     `quire.distributed.engine(name, **options)` returns one; any object with these methods can be used instead. One with
     a method `check_resources(resources)`, which raises an error for what it cannot provide, also gets stages with an
-    attribute `resources`.
+    attribute `resources`. With `collect_tracked(frame, what, show)`, long jobs show a progress bar.
     """
 
     name: str
@@ -165,6 +165,18 @@ class Engine(Protocol):
     def close(self) -> None:
         """End what the engine itself has started (workers, a session), not what it was attached to."""
         ...
+
+
+def collect_tracked(
+    engine: Engine,
+    frame: Frame[Any],
+    what: str,
+    show: bool | None,  # noqa: FBT001
+) -> list[pa.RecordBatch]:
+    """Return all batches of a small frame, with a progress bar if the engine has one."""
+    method = getattr(engine, "collect_tracked", None)
+    batches: list[pa.RecordBatch] = engine.collect(frame) if method is None else method(frame, what, show)
+    return batches
 
 
 def prepare_stage(stage: Stage) -> None:

@@ -22,6 +22,7 @@ from quire.distributed._batches import BLOCK_BYTES, HeldBatches, rebatch_by_byte
 from quire.distributed._encoding import DocumentLayout
 from quire.distributed._engine import Engine, Frame
 from quire.distributed._keys import Keys, hash_keys, mix_bits, order_columns, partition_of_hash, sort_rows
+from quire.distributed._metrics import PACKED_ROWS, Meters
 from quire.distributed._partitions import gather_rows, hold_batches
 from quire.distributed._stages import PartitionStage
 
@@ -34,6 +35,7 @@ PACKS = pa.schema(
     [
         pa.field(TARGET, pa.int32(), nullable=False),
         pa.field("side", pa.int8(), nullable=False),
+        pa.field(PACKED_ROWS, pa.int32(), nullable=False),
         pa.field("pack", pa.large_binary(), nullable=False),
     ]
 )
@@ -221,6 +223,7 @@ class ScatterRows(PartitionStage):
         columns = [
             pa.array(numbers, pa.int32()),
             pa.array(np.full(len(numbers), self._side, np.int8)),
+            pa.array(np.diff([*firsts, len(order)]), pa.int32()),
             pa.Array.from_buffers(pa.large_binary(), len(packs), [None, pa.py_buffer(offsets), pa.py_buffer(data)]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=PACKS)
@@ -337,11 +340,16 @@ def take_chunks(rows: HeldRows, order: NDArray[np.int64], names: list[str]) -> I
 
 
 def exchange_rows(
-    engine: Engine, inputs: Sequence[tuple[Frame[Any], pa.Schema, Router]], stage: GatherStage
+    engine: Engine,
+    inputs: Sequence[tuple[Frame[Any], pa.Schema, Router]],
+    stage: GatherStage,
+    meters: Meters | None = None,
 ) -> Frame[Any]:
     """Move the rows of one frame or of two to the partitions that their routers name, and run a stage there."""
+    meters = meters or Meters()
     packs = [
-        engine.run(frame, ScatterRows(schema, router, side)) for side, (frame, schema, router) in enumerate(inputs)
+        engine.run(frame, meters.add(ScatterRows(schema, router, side)))
+        for side, (frame, schema, router) in enumerate(inputs)
     ]
     moved = engine.exchange(packs[0] if len(packs) == 1 else engine.union(packs), TARGET, inputs[0][2].partitions)
-    return engine.run(moved, stage)
+    return engine.run(moved, meters.add(stage))

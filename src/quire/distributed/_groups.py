@@ -14,6 +14,7 @@ from quire.distributed._encoding import DerivedClass, DerivedField, DocumentLayo
 from quire.distributed._exchange import GatherStage, HashRouter, HeldRows, exchange_rows, take_chunks
 from quire.distributed._failures import partition_error
 from quire.distributed._keys import Keys, hash_keys, number_groups, order_columns, sort_rows
+from quire.distributed._metrics import Meters
 from quire.distributed._prefetch import until_stopped
 from quire.distributed._resources import Resources, check_resources
 from quire.distributed._stages import MapChunks, UserFunction, find_target, list_documents
@@ -306,8 +307,7 @@ class GroupedShards(Generic[DocT]):
         self._keys = Keys.resolve(self._data.layout, list(keys.values()), "group_by")
 
     def __repr__(self) -> str:
-        paths = ", ".join(repr(join_path(path)) for path in self._keys.paths)
-        return f"<groups of {self._data.layout.document_type.__name__} by {paths} on {self._data.engine.name}>"
+        return f"<groups of {self._data.layout.document_type.__name__} by {self._keys} on {self._data.engine.name}>"
 
     @reject_unknown_options
     def map_groups(
@@ -336,7 +336,8 @@ class GroupedShards(Generic[DocT]):
         source = self._data.layout
         target = find_target(source, call, document_type)
         calls = MapChunks(call, source, target, "raise", None, as_batch)
-        return self._shards._of(self._exchange(self._data, self._keys, MapGroups(calls, self._keys, on_error), target))
+        stage = MapGroups(calls, self._keys, on_error)
+        return self._shards._of(self._exchange(f"map_groups({call.short_name})", self._data, self._keys, stage, target))
 
     def aggregate(
         self, *, document_type: type[Any] | None = None, **aggregates: str | tuple[str, str]
@@ -364,7 +365,8 @@ class GroupedShards(Generic[DocT]):
         narrow = self._shards.select(*paths)._data
         keys = Keys(narrow.layout, self._keys.paths)
         stage = AggregateGroups(keys, self._names, parsed, target)
-        return self._shards._of(self._exchange(narrow, keys, stage, target))
+        call = f"aggregate({', '.join(aggregates)})"
+        return self._shards._of(self._exchange(call, narrow, keys, stage, target))
 
     def _derive(self, aggregates: tuple[Aggregate, ...]) -> DocumentLayout:
         """Return the layout of a class with a field for each key and each aggregate."""
@@ -380,10 +382,14 @@ class GroupedShards(Generic[DocT]):
         """Return one document for each group: its keys, and the number of documents as `count`."""
         return self.aggregate(count="count")
 
-    def _exchange(self, data: DocumentFrame, keys: Keys, stage: GatherStage, target: DocumentLayout) -> DocumentFrame:
-        router = HashRouter(keys, self._partitions)
-        frame = exchange_rows(data.engine, [(data.frame, data.layout.fields, router)], stage)
-        return data._replace(frame=frame, layout=target, total=None, grouping="none")
+    def _exchange(
+        self, call: str, data: DocumentFrame, keys: Keys, stage: GatherStage, target: DocumentLayout
+    ) -> DocumentFrame:
+        router, meters = HashRouter(keys, self._partitions), Meters()
+        frame = exchange_rows(data.engine, [(data.frame, data.layout.fields, router)], stage, meters)
+        notes = (f"-> {target.document_type.__name__}", "moves all rows", f"{self._partitions:,} partitions")
+        after = data.then(f"group_by({keys}).{call}", frame, meters, *notes)
+        return after._replace(layout=target, total=None, grouping="none")
 
 
 def name_keys(keys: tuple[str, ...], named: Mapping[str, str]) -> dict[str, str]:

@@ -73,6 +73,9 @@ class Keys:
                 )
         return cls(source, tuple(parse_path(name) for name in names))
 
+    def __str__(self) -> str:
+        return ", ".join(repr(join_path(path)) for path in self.paths)
+
     @property
     def fields(self) -> list[Field]:
         """The field of each key."""

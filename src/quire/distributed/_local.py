@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from quire.display import track
 from quire.distributed._engine import Frame, Stage
 from quire.distributed._failures import attach_traceback, partition_error
+from quire.distributed._metrics import StageReport, collect_reports, count_retries, deliver_reports
 from quire.distributed._partitions import (
     Batches,
     EmptyPartition,
@@ -176,13 +178,16 @@ class LocalEngine:
         """Return how many partitions are processed at a time: fewer than `workers` if a stage requests that."""
         number = self.workers
         for part in frame.native:
-            while isinstance(part, (StagedPartition, SelectedPartition)):
-                resources = resources_of(part.stage) if isinstance(part, StagedPartition) else None
+            for stage in _stages_of(part):
+                resources = resources_of(stage)
                 if resources is not None:
                     fitting = int(self.workers / resources.cpus) if resources.cpus else self.workers
                     number = min(number, fitting, resources.most_workers or number)
-                part = part.part  # noqa: PLW2901
         return number
+
+    def keeps_partitions(self, frame: LocalFrame) -> bool:  # noqa: ARG002
+        """Whether a stage gets each partition in one call, with the same rows each time."""
+        return True
 
     # --- results
 
@@ -199,8 +204,17 @@ class LocalEngine:
     def collect(self, frame: LocalFrame) -> list[pa.RecordBatch]:
         return list(self.iter_batches(frame))
 
+    def collect_tracked(
+        self,
+        frame: LocalFrame,
+        what: str,
+        show: bool | None,  # noqa: FBT001
+    ) -> list[pa.RecordBatch]:
+        """Collect the only batch of each partition, and count those that are done."""
+        return list(track(self.iter_batches(frame), what, len(frame.native), show=show))
+
     def count(self, frame: LocalFrame) -> int:
-        return sum_counts(self.iter_batches(self.run(frame, CountRows())))
+        return sum_counts(self.collect_tracked(self.run(frame, CountRows()), "counting", None))
 
     def num_partitions(self, frame: LocalFrame) -> int:
         return len(frame.native)
@@ -225,7 +239,8 @@ class LocalEngine:
             try:
                 window = most if most < self.workers else None
                 options = MapOptions(pool=self._processes(), window=window, item_name="partition")
-                for path in run_map(_PartitionJob.run, jobs[done:], options):
+                for path, reports in run_map(_PartitionJob.run, jobs[done:], options):
+                    deliver_reports(reports)
                     yield path
                     done += 1
             except FunctionError as error:
@@ -235,6 +250,7 @@ class LocalEngine:
                     if isinstance(cause, PartitionError):
                         raise attach_traceback(cause) from cause.__cause__
                     raise
+                count_retries(_stages_of(jobs[done].part))
                 retries -= 1  # it is not the function that failed: the process died
                 if retries < 0:
                     raise partition_error(error, done) from error
@@ -248,15 +264,24 @@ class LocalEngine:
         return self._pool
 
 
+def _stages_of(part: Partition) -> Iterator[Stage]:
+    """Yield the stages that make a partition from what is in memory or in files."""
+    while isinstance(part, (StagedPartition, SelectedPartition)):
+        if isinstance(part, StagedPartition):
+            yield part.stage
+        part = part.part
+
+
 class _PartitionJob:
     """A partition that is sent to a process; what is in memory is sent as a file."""
 
     def __init__(self, part: Partition, schema: pa.Schema, folder: str) -> None:
         self.part, self.schema, self.folder = part, schema, folder
 
-    def run(self) -> str:
-        """Write the rows of the partition to a file, in the process, and return its path."""
-        return write_spool(self.part.batches(), self.schema, self.folder)
+    def run(self) -> tuple[str, list[StageReport]]:
+        """Write the rows of the partition to a file, in the process, and return its path, and reports of the stages."""
+        with collect_reports() as reports:
+            return write_spool(self.part.batches(), self.schema, self.folder), reports
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "part": self._spool(self.part)}

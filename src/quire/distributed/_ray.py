@@ -17,14 +17,17 @@ import pyarrow as pa
 
 from quire._lowlevel.forks import ForkSafeLock
 from quire._optional import is_loaded, require
+from quire.display import track
 from quire.distributed._batches import cast_to_schema, split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
 from quire.distributed._failures import error_from_text, run_stages
+from quire.distributed._metrics import MeteredStage, StageReport, StageStats, collect_reports
 from quire.distributed._object_steps import ObjectStep, PartitionFailure, RaiseStep
 from quire.distributed._objects import HeldNode, NativeNode, PlanNode, TaskEngine
 from quire.distributed._ray_tensors import arrow_schema, convert_tensors
 from quire.distributed._resources import Resources, resources_of
 from quire.distributed._row_containers import copy_value
+from quire.distributed._stages import CountRows, sum_counts
 from quire.errors import OptionError, PartitionError
 
 if TYPE_CHECKING:
@@ -102,8 +105,17 @@ class RayFrame(Frame[Any]):
     """A Ray Dataset and the stages that are still to run on it, as one operator."""
 
     def __init__(
-        self, source: Callable[[], Any], chain: StageChain, workers: int, parts: int | None, blocks: BlockNumbers
+        self,
+        source: Callable[[], Any],
+        chain: StageChain,
+        workers: int,
+        parts: int | None,
+        blocks: BlockNumbers,
+        *,
+        whole: bool = False,
     ) -> None:
+        self.whole = whole
+        """Whether each block of the source is a partition that Ray never splits."""
         self._source, self.chain, self._workers, self.parts, self.blocks = source, chain, workers, parts, blocks
 
     @property
@@ -124,18 +136,22 @@ class RayFrame(Frame[Any]):
         # Ray can only keep a least number of workers if they are actors.
         if not self.chain.stateful and not isinstance(resources.concurrency, tuple):
             options["compute"] = data.TaskPoolStrategy(resources.concurrency)
-            return _map_blocks(dataset)(_name_function(_BlockTask(self.chain, self.blocks), self.chain.name), **options)
+            task = _BlockTask(self.chain, self.blocks, _report_collector())
+            return _map_blocks(dataset)(_name_function(task, self.chain.name), **options)
         least, most = resources.least_workers or 1, resources.most_workers or max(1, self._workers)
         options["compute"] = data.ActorPoolStrategy(min_size=least, max_size=most)
         actor = type(self.chain.name, (_BlockTask,), {"__doc__": "Runs the stages in an actor."})
-        return _map_blocks(dataset)(actor, fn_constructor_args=(self.chain, self.blocks), **options)
+        return _map_blocks(dataset)(
+            actor, fn_constructor_args=(self.chain, self.blocks, _report_collector()), **options
+        )
 
     def then(self, stage: Stage) -> RayFrame:
         # Stages with other resources run in other workers, as an operator of their own.
         if self.chain.stages and resources_of(stage) != self.chain.resources:
             chain = StageChain(self.schema, (stage,))
             return RayFrame(lambda: self.native, chain, self._workers, self.parts, None)
-        return RayFrame(self._source, self.chain.then(stage), self._workers, self.parts, self.blocks)
+        chain = self.chain.then(stage)
+        return RayFrame(self._source, chain, self._workers, self.parts, self.blocks, whole=self.whole)
 
 
 def _map_blocks(dataset: Any) -> Callable[..., Any]:
@@ -157,10 +173,22 @@ def _ray_options(resources: Resources) -> dict[str, float | None]:
 class _BlockTask:
     """Runs the stages on a block."""
 
-    def __init__(self, chain: StageChain, blocks: BlockNumbers) -> None:
-        self._chain, self._blocks = chain, blocks
+    def __init__(self, chain: StageChain, blocks: BlockNumbers, collector: Any) -> None:
+        self._chain, self._blocks, self._collector = chain, blocks, collector
+        self._keys = [stage.key for stage in chain.stages if isinstance(stage, MeteredStage)]
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
+        if not self._keys:
+            yield from self._run(block)
+            return
+        ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+        # A task whose worker is lost begins again with the same id. Nobody waits for the collector.
+        self._collector.begin.remote(ray.get_runtime_context().get_task_id(), self._keys)
+        with collect_reports() as reports:
+            yield from self._run(block)
+        self._collector.add.remote(reports)
+
+    def _run(self, block: pa.Table) -> Iterator[pa.Table]:
         if self._blocks == "ids":
             for number in block.column(_ID_COLUMN).to_pylist():
                 yield from self._tables(number, iter(()))
@@ -175,6 +203,39 @@ class _BlockTask:
     def _tables(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         for batch in run_stages(self._chain, number, batches):
             yield pa.Table.from_batches([batch])
+
+
+class _ReportCollector:
+    """An actor that keeps the reports of stages for the driver. It ends with the driver."""
+
+    def __init__(self) -> None:
+        self._reports: list[StageReport] = []
+        self._begun: set[tuple[str, str]] = set()
+
+    def begin(self, task: str, keys: list[str]) -> None:
+        """Note that a task begins to run stages; one that has begun before is a retry."""
+        for key in keys:
+            if (task, key) in self._begun:
+                self._reports.append(StageReport(key, StageStats("", retries=1)))
+            self._begun.add((task, key))
+
+    def add(self, reports: list[StageReport]) -> None:
+        self._reports += reports
+
+    def take(self) -> list[StageReport]:
+        """Return all reports since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
+
+
+def _report_collector() -> Any:
+    """Return the collector of this driver, on its node, which is not lost without the driver."""
+    ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+    strategies: Any = require("ray.util.scheduling_strategies", extra="ray", needed_for="engine='ray'")
+    node = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    name = f"quire reports of {ray.get_runtime_context().get_job_id()}"
+    options = {"name": name, "get_if_exists": True, "num_cpus": 0, "scheduling_strategy": node}
+    return ray.remote(_ReportCollector).options(**options).remote()
 
 
 def _name_function(task: _BlockTask, name: str) -> Callable[[pa.Table], Iterator[pa.Table]]:
@@ -283,7 +344,7 @@ class RayEngine:
                 copy.context.target_max_block_size = None
             return copy
 
-        return RayFrame(_make_once(make_ordered), chain, self.workers, parts, blocks)
+        return RayFrame(_make_once(make_ordered), chain, self.workers, parts, blocks, whole=whole)
 
     # --- from frame to frame
 
@@ -339,6 +400,11 @@ class RayEngine:
         own = _own_frame(frame)
         return self._frame(lambda: move(own.native), StageChain(frame.schema), parts, whole=whole)
 
+    def keeps_partitions(self, frame: Frame[Any]) -> bool:
+        """Whether a stage gets each partition in one call, with the same rows each time: not if Ray makes blocks."""
+        own = _own_frame(frame)
+        return own.whole or own.blocks == "ids"
+
     # --- results
 
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
@@ -352,8 +418,19 @@ class RayEngine:
     def collect(self, frame: Frame[Any]) -> list[pa.RecordBatch]:
         return list(self.iter_batches(frame))
 
+    def collect_tracked(
+        self,
+        frame: Frame[Any],
+        what: str,
+        show: bool | None,  # noqa: FBT001
+    ) -> list[pa.RecordBatch]:
+        """Collect the only batch of each partition, and count those that are done."""
+        return list(track(self.iter_batches(frame), what, _own_frame(frame).parts, show=show))
+
     def count(self, frame: Frame[Any]) -> int:
         """Return the number of rows, which Ray knows of finished blocks."""
+        if _own_frame(frame).chain.stages:
+            return sum_counts(self.collect_tracked(self.run(frame, CountRows()), "counting", None))
         with _translate_errors():
             return int(frame.native.count())
 
@@ -364,6 +441,14 @@ class RayEngine:
             with _translate_errors():
                 return int(own.native.materialize().num_blocks())
         return own.parts
+
+    def fetch_reports(self) -> list[StageReport]:
+        """Return what stages have reported since the last call."""
+        if not ray_is_running():
+            return []
+        collector = _report_collector()
+        reports: list[StageReport] = ray_session().get(collector.take.remote())
+        return reports
 
     def close(self) -> None:
         """Stop Ray, if this engine has started it."""

@@ -84,10 +84,25 @@ class FileOptions:
 class PartitionPlan(NamedTuple):
     """What is to be read: by which stage, in how many partitions, in which layout, and how many rows."""
 
-    stage: PartitionStage
+    stage: ReadShards | ReadFiles
     partitions: int
     layout: DocumentLayout
     rows: int | None = None
+
+    def digest(self) -> str:
+        """Return a digest of the names and sizes of all files, and of how they are divided."""
+        pieces: list[Any]
+        if isinstance(self.stage, ReadShards):
+            pieces = [
+                [(piece.folder.url, piece.shard.name, piece.shard.bytes, tuple(piece.groups)) for piece in part]
+                for part in self.stage.pieces
+            ]
+        else:
+            pieces = [
+                [(piece.file.url, piece.start, piece.stop, piece.lines, piece.rows) for piece in part]
+                for part in self.stage.files
+            ]
+        return hashlib.blake2b(repr(pieces).encode(), digest_size=16).hexdigest()
 
 
 def row_ids(url: str, first: int, rows: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +27,7 @@ from quire.array import (
     sample_error,
     whole_number,
 )
+from quire.display import track
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_rows, split_evenly
 from quire.distributed._duplicates import FieldValues, KeepRows, Near, ValueRouter, find_duplicates, plan_duplicates
 from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
@@ -45,6 +47,7 @@ from quire.distributed._exchange import (
 from quire.distributed._groups import DistinctRows, GroupedShards, name_keys
 from quire.distributed._joins import JoinKind, JoinRows, plan_join
 from quire.distributed._keys import Keys
+from quire.distributed._metrics import Meters, PlanStep, ShardStats, deliver_reports
 from quire.distributed._readers import FileKind, FileOptions, PartitionPlan, plan_files, plan_parquet
 from quire.distributed._resources import Resources, check_resources
 from quire.distributed._sources import Paths, check_partitions
@@ -86,6 +89,20 @@ class DocumentFrame(NamedTuple):
     layout: DocumentLayout
     total: int | None = None
     grouping: Grouping = "none"
+    plan: PlanStep = PlanStep("rows")
+    """How the documents are made."""
+
+    def then(
+        self,
+        operation: str,
+        frame: Frame[Any],
+        meters: Meters | None = None,
+        *notes: str,
+        is_repeatable: bool = True,
+    ) -> DocumentFrame:
+        """Return what an operation makes of this frame."""
+        plan = PlanStep(operation, (self.plan,), meters or Meters(), notes, is_repeatable=is_repeatable)
+        return self._replace(frame=frame, plan=plan)
 
 
 class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
@@ -145,8 +162,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         columns = iter_columns(items, layout.layout.schema, CHUNK_BYTES)
         batches = list(rebatch_by_bytes(layout.layout.encode(part) for part in columns))
         parts = split_evenly(batches, target.workers if num_partitions is None else check_partitions(num_partitions))
-        frame = target.from_batches(parts, layout.fields)
-        return cls._of(DocumentFrame(target, frame, layout, sum(map(len, batches))))
+        frame, total = target.from_batches(parts, layout.fields), sum(map(len, batches))
+        plan = PlanStep("from_documents()", notes=(f"{len(parts):,} partitions", f"{total:,} documents"))
+        return cls._of(DocumentFrame(target, frame, layout, total, plan=plan))
 
     @classmethod
     def partition(
@@ -203,7 +221,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         target = engine_by_name(engine)
         options = FileOptions(extra=extra, remote=remote or RemoteOptions(), allow_empty=allow_empty)
         plan = plan_parquet(path, cls._resolve_class(document_type), columns, num_partitions, target.workers, options)
-        return cls._from_plan(target, plan)
+        return cls._from_plan(target, plan, "read_parquet", path)
 
     @classmethod
     @reject_unknown_options
@@ -278,11 +296,17 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     ) -> DocumentShards[DocT]:
         target = engine_by_name(engine)
         plan = plan_files(kind, path, cls._resolve_class(document_type), partitions, target.workers, options)
-        return cls._from_plan(target, plan)
+        return cls._from_plan(target, plan, f"read_{kind}", path)
 
     @classmethod
-    def _from_plan(cls, engine: Engine, plan: PartitionPlan) -> DocumentShards[DocT]:
-        return cls._of(DocumentFrame(engine, engine.from_stage(plan.stage, plan.partitions), plan.layout, plan.rows))
+    def _from_plan(cls, engine: Engine, plan: PartitionPlan, call: str, path: Paths) -> DocumentShards[DocT]:
+        meters = Meters()
+        frame = engine.from_stage(meters.add(plan.stage), plan.partitions)
+        documents = () if plan.rows is None else (f"{plan.rows:,} documents",)
+        shown = os.fspath(path) if isinstance(path, (str, os.PathLike)) else "..."
+        notes = (f"{plan.partitions:,} partitions", *documents)
+        step = PlanStep(f"{call}({shown!r})", (), meters, notes, plan.digest())
+        return cls._of(DocumentFrame(engine, frame, plan.layout, plan.rows, plan=step))
 
     @classmethod
     def from_native(
@@ -292,9 +316,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         target = engine_of(native) if engine is None else engine_by_name(engine)
         frame = target.from_native(native)
         layout = layout_from_arrow(frame.schema, cls._resolve_class(document_type))
+        meters = Meters()
         if not frame.schema.equals(layout.fields, check_metadata=True):
-            frame = target.run(frame, ConformRows(layout))
-        return cls._of(DocumentFrame(target, frame, layout))
+            frame = target.run(frame, meters.add(ConformRows(layout)))
+        plan = PlanStep(f"from_native({type(native).__name__})", (), meters)
+        return cls._of(DocumentFrame(target, frame, layout, plan=plan))
 
     @classmethod
     def from_spark(
@@ -333,6 +359,24 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.engine.name}>"
 
+    def explain(self) -> str:
+        """Return the operations that make the documents, the last one first, each above those that it gets rows from.
+
+        Nothing is run. The plan of the engine is that of the engine's own object: `shards.native`.
+        """
+        return f"{type(self).__name__} on {self.engine.name}\n{textwrap.indent(str(self._data.plan), '  ')}"
+
+    def stats(self) -> ShardStats:
+        """Return what each stage has done so far: calls, rows, bytes, time, and retries after a lost worker.
+
+        The counts are of all jobs that were run for these shards, and for others that share their stages. Rows of a
+        stage that several jobs needed count several times. Nothing is run.
+        """
+        fetch = getattr(self.engine, "fetch_reports", None)
+        if fetch is not None:
+            deliver_reports(fetch())
+        return ShardStats(self._data.plan.all_stats())
+
     # --- functions
 
     def transform_shard(
@@ -354,7 +398,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         other arguments.
         """
         function = self._bind_function(func, (*more_args, *args), more_kwargs, kwargs, resources)
-        return self._map_chunks(function, None, on_error, document_type, as_batch=False)
+        call = f"transform_shard({function.short_name})"
+        return self._map_chunks(call, function, None, on_error, document_type, as_batch=False)
 
     def map(
         self,
@@ -384,7 +429,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         target = find_target(self._data.layout, function, document_type)
         self._check_on_error(on_error, target)
         stage = MapRows(function, self._data.layout, target, on_error)
-        return self._run(stage, target, keeps_rows=on_error != "skip")
+        return self._run(f"map({function.short_name})", stage, target, keeps_rows=on_error != "skip")
 
     def map_batch(
         self,
@@ -406,7 +451,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least one row is needed.")
         function = self._bind_function(func, (*more_args, *args), more_kwargs, kwargs, resources)
-        return self._map_chunks(function, batch_size, on_error, document_type, as_batch=True)
+        size = "" if batch_size is None else f", {batch_size}"
+        call = f"map_batch({function.short_name}{size})"
+        return self._map_chunks(call, function, batch_size, on_error, document_type, as_batch=True)
 
     def _bind_function(
         self,
@@ -424,6 +471,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _map_chunks(
         self,
+        call: str,
         function: UserFunction,
         size: int | None,
         on_error: OnError,
@@ -434,7 +482,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         target = find_target(self._data.layout, function, document_type)
         self._check_on_error(on_error, target)
         whole = size is None and self._has_whole_groups(on_error)
-        return self._run(MapChunks(function, self._data.layout, target, on_error, size, as_batch, whole), target)
+        stage = MapChunks(function, self._data.layout, target, on_error, size, as_batch, whole)
+        return self._run(call, stage, target)
 
     def _has_whole_groups(self, on_error: OnError) -> bool:
         """Whether functions get whole partitions, because `partition_by` made them of groups."""
@@ -462,7 +511,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         layout = self._data.layout
         compile_filter(query, layout.layout.schema)  # raises for fields and operators that do not exist
         condition = query if isinstance(query, Mapping) else UserFunction(query, args, kwargs)
-        return self._run(FilterRows(condition, layout, on_error))  # type: ignore[return-value]
+        stage = FilterRows(condition, layout, on_error)
+        return self._run(stage.name, stage)  # type: ignore[return-value]
 
     def _check_on_error(self, on_error: OnError, target: DocumentLayout | None) -> None:
         if on_error not in ("raise", "skip", "null"):
@@ -471,13 +521,15 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
             check_nullable(target, self._data.layout)
 
     def _run(
-        self, stage: Stage, target: DocumentLayout | None = None, *, keeps_rows: bool = False
+        self, operation: str, stage: Stage, target: DocumentLayout | None = None, *, keeps_rows: bool = False
     ) -> DocumentShards[Any]:
         """Return the shards that a stage makes: documents in another layout, or in the same one."""
-        data = self._data
-        frame = self.engine.run(data.frame, stage)
+        data, meters = self._data, Meters()
+        frame = self.engine.run(data.frame, meters.add(stage))
+        notes = () if target is None or target is data.layout else (f"-> {target.document_type.__name__}",)
         total = data.total if keeps_rows else None
-        return self._of(data._replace(frame=frame, layout=target or data.layout, total=total))
+        after = data.then(operation, frame, meters, *notes)
+        return self._of(after._replace(layout=target or data.layout, total=total))
 
     # --- rows
 
@@ -485,15 +537,19 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """Keep some of the fields, by path: `select('image', 'meta.source')`."""
         data = self._data
         target = data.layout.select(columns[0] if len(columns) == 1 and not isinstance(columns[0], str) else columns)
+        call = f"select({', '.join(target.fields.names)})"
         if all(data.layout.fields.field(field.name).equals(field, check_metadata=True) for field in target.fields):
             frame = self.engine.select(data.frame, target.fields.names)
-            return self._of(data._replace(frame=frame, layout=target))  # type: ignore[return-value]
-        return self._run(ConformRows(target), target, keeps_rows=True)  # type: ignore[return-value]
+            return self._of(data.then(call, frame)._replace(layout=target))  # type: ignore[return-value]
+        return self._run(call, ConformRows(target), target, keeps_rows=True)  # type: ignore[return-value]
 
     def repartition(self, num_partitions: int) -> Self:
         """Distribute the documents over `num_partitions` partitions of about the same size."""
         frame = self.engine.repartition(self._data.frame, check_partitions(num_partitions))
-        return self._with_frame(frame, "none")
+        is_repeatable = self.engine.name == "local"  # the others distribute rows as they arrive
+        call = f"repartition({num_partitions})"
+        after = self._data.then(call, frame, None, "moves all rows", is_repeatable=is_repeatable)
+        return self._with_grouping(after, "none")
 
     def partition_by(self, cols: str | Iterable[str], num_partitions: int | None = None) -> Self:
         """Move documents that are equal in these fields, or at these paths, into one partition.
@@ -504,7 +560,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         number = self.num_partitions() if num_partitions is None else check_partitions(num_partitions)
         layout = self._data.layout
         keys = Keys.resolve(layout, [cols] if isinstance(cols, str) else list(cols), "partition_by")
-        return self._exchange(HashRouter(keys, number), OrderRows(layout), "whole")
+        return self._exchange(f"partition_by({keys})", HashRouter(keys, number), OrderRows(layout), "whole")
 
     def group_by(self, *keys: str, num_partitions: int | None = None, **named_keys: str) -> GroupedShards[DocT]:
         """Group the documents that are equal in these fields: see `GroupedShards` for what to do with groups.
@@ -529,17 +585,17 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         if len(down) != len(keys) or not all(isinstance(item, bool) for item in down):
             raise OptionError(f"sort(descending={descending!r}): one bool, or one for each of {len(keys)} keys.")
         bounds = Deferred(lambda: find_bounds(data.engine, data.frame, resolved, down, number))
-        return self._exchange(
-            RangeRouter(resolved, down, number, bounds), OrderRows(data.layout, resolved, down), "none"
-        )
+        call = f"sort({resolved}{', descending' if any(down) else ''})"
+        stage = OrderRows(data.layout, resolved, down)
+        return self._exchange(call, RangeRouter(resolved, down, number, bounds), stage, "none")
 
     def limit(self, n: int) -> Self:
         """Keep the first n documents; only what they need is computed."""
         n = _check_rows(n)
         total = self._data.total
-        frame = self.engine.limit(self._data.frame, n)
+        after = self._data.then(f"limit({n})", self.engine.limit(self._data.frame, n))
         return self._of(  # type: ignore[return-value]
-            self._data._replace(frame=frame, total=None if total is None else min(n, total), grouping="none")
+            after._replace(total=None if total is None else min(n, total), grouping="none")
         )
 
     def distinct(self, *keys: str, num_partitions: int | None = None) -> Self:
@@ -549,7 +605,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         resolved = Keys.resolve(self._data.layout, keys, "distinct")
         router = HashRouter(resolved, self._check_partitions(num_partitions))
-        shards = self._exchange(router, DistinctRows(resolved), "none")
+        shards = self._exchange(f"distinct({resolved})", router, DistinctRows(resolved), "none")
         return self._of(shards._data._replace(total=None))  # type: ignore[return-value]
 
     @reject_unknown_options
@@ -584,7 +640,8 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         least = plan_duplicates(data.layout, path, near, threshold)
         values = FieldValues(data.layout, path)
         dropped = Deferred(lambda: find_duplicates(data.engine, data.frame, values, near, least, number, data.total))
-        shards = self._exchange(ValueRouter(values, number), KeepRows(values, dropped), "none")
+        call = f"dedupe({path!r}, near={near!r}, threshold={least})"
+        shards = self._exchange(call, ValueRouter(values, number), KeepRows(values, dropped), "none")
         return self._of(shards._data._replace(total=None))  # type: ignore[return-value]
 
     @reject_unknown_options
@@ -616,8 +673,11 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
             (part.frame, part.layout.fields, HashRouter(keys, number))
             for part, keys in ((data, plan.left), (more, plan.right))
         ]
-        frame = exchange_rows(data.engine, inputs, JoinRows(plan))
-        return self._of(data._replace(frame=frame, layout=plan.target, total=None, grouping="none"))
+        meters = Meters()
+        frame = exchange_rows(data.engine, inputs, JoinRows(plan), meters)
+        notes = (f"-> {plan.target.document_type.__name__}", "moves all rows", f"{number:,} partitions")
+        step = PlanStep(f"join({plan.left}, how={how!r})", (data.plan, more.plan), meters, notes)
+        return self._of(DocumentFrame(data.engine, frame, plan.target, plan=step))
 
     def shuffle(self, seed: int | None = None) -> Self:
         """Shuffle the documents over all partitions.
@@ -628,7 +688,9 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """
         data = self._data
         if seed is None:
-            return self._with_frame(self.engine.shuffle(data.frame, random.getrandbits(31)), "none")
+            frame = self.engine.shuffle(data.frame, random.getrandbits(31))
+            after = data.then("shuffle()", frame, None, "moves all rows", is_repeatable=False)
+            return self._with_grouping(after, "none")
         seed = whole_number("seed", seed)
         if not 0 <= seed < 2**63:
             raise OptionError(f"seed={seed}: the seed of a shuffle is at least 0 and below 2**63.")
@@ -636,15 +698,17 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         router: Router = PositionRouter(number, seed)
         if data.layout.has_text_id:
             router = HashRouter(Keys.resolve(data.layout, ["id"], "shuffle"), number, seed)
-        return self._exchange(router, OrderRows(data.layout, "hash"), "none")
+        return self._exchange(f"shuffle({seed})", router, OrderRows(data.layout, "hash"), "none")
 
     def _check_partitions(self, number: int | None) -> int:
         return self.engine.workers if number is None else check_partitions(number)
 
-    def _exchange(self, router: Router, stage: GatherStage, grouping: Grouping) -> Self:
+    def _exchange(self, call: str, router: Router, stage: GatherStage, grouping: Grouping) -> Self:
         """Return shards with documents of the same class in other partitions."""
-        inputs = [(self._data.frame, self._data.layout.fields, router)]
-        return self._with_frame(exchange_rows(self.engine, inputs, stage), grouping)
+        data, meters = self._data, Meters()
+        frame = exchange_rows(self.engine, [(data.frame, data.layout.fields, router)], stage, meters)
+        after = data.then(call, frame, meters, "moves all rows", f"{router.partitions:,} partitions")
+        return self._with_grouping(after, grouping)
 
     def sample(
         self, n: int | None = None, seed: int | None = None, *, fraction: float | None = None, by: str = "id"
@@ -659,7 +723,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         checked = check_hash_seed(seed)
         seed = random.getrandbits(31) if checked is None else checked
         if fraction is not None:
-            return self._run(SampleRows(layout, by, seed, 0.0, fraction))  # type: ignore[return-value]
+            return self._run(f"sample({fraction}, seed={seed})", SampleRows(layout, by, seed, 0.0, fraction))  # type: ignore[return-value]
         stage = LowestHashes(layout, by, seed, n or 0)
         batches = self.engine.collect(self.engine.run(self._data.frame, stage))
         hashes = np.sort(np.concatenate([np.zeros(0), *(batch.column(0).to_numpy() for batch in batches)]))
@@ -668,7 +732,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         bound = float(np.nextafter(hashes[n - 1], 1)) if n else 0.0
         if np.count_nonzero(hashes < bound) != n:
             raise OptionError(f"sample({n}): several documents have the same {by}. Pass fraction= instead.")
-        sampled = self._run(SampleRows(layout, by, seed, 0.0, bound))
+        sampled = self._run(f"sample({n}, seed={seed})", SampleRows(layout, by, seed, 0.0, bound))
         return self._of(sampled._data._replace(total=n))  # type: ignore[return-value]
 
     def split(self, *fractions: float, by: str = "id", seed: int | None = None) -> list[Self]:
@@ -682,7 +746,7 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         layout = self._check_hashed(by)
         bounds = [0.0, *np.cumsum(fractions[:-1]).tolist(), 1.0]
         stages = [SampleRows(layout, by, seed, low, high) for low, high in pairwise(bounds)]
-        return [self._run(stage) for stage in stages]  # type: ignore[misc]
+        return [self._run(f"split({stage.low:g} to {stage.high:g})", stage) for stage in stages]  # type: ignore[misc]
 
     def _check_hashed(self, by: str) -> DocumentLayout:
         """Return the layout, after checking that documents have the field to hash."""
@@ -709,18 +773,19 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         total = sum(totals) if len(totals) == len(parts) else None
         frame = first.engine.union([part.frame for part in parts])
         grouping: Grouping = "none" if all(part.grouping == "none" for part in parts) else "broken"
-        return cls._of(first._replace(frame=frame, total=total, grouping=grouping))
+        plan = PlanStep("concat()", tuple(part.plan for part in parts))
+        return cls._of(first._replace(frame=frame, total=total, grouping=grouping, plan=plan))
 
     def cache(self) -> Self:
         """Return the same documents, which are computed once, when they are first needed, and then kept."""
         grouping = self._data.grouping
         if self.engine.name == "ray" and grouping != "none":
             grouping = "broken"  # Ray splits what it keeps into blocks of at most 128 MiB
-        return self._with_frame(self.engine.cache(self._data.frame), grouping)
+        return self._with_grouping(self._data.then("cache()", self.engine.cache(self._data.frame)), grouping)
 
-    def _with_frame(self, frame: Frame[Any], grouping: Grouping) -> Self:
+    def _with_grouping(self, data: DocumentFrame, grouping: Grouping) -> Self:
         """Return shards with the same documents in other partitions."""
-        return self._of(self._data._replace(frame=frame, grouping=grouping))  # type: ignore[return-value]
+        return self._of(data._replace(grouping=grouping))  # type: ignore[return-value]
 
     # --- results
 
@@ -753,9 +818,10 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         """Return the first n documents, or all if there are fewer; only what they need is computed."""
         return self._decode(self.engine.iter_batches(self.engine.limit(self._data.frame, _check_rows(n))))
 
-    def collect(self) -> DocumentArray[DocT]:
-        """Return all documents, in the memory of this process."""
-        return self._decode(self.engine.iter_batches(self._data.frame))
+    def collect(self, *, show_progress: bool | None = None) -> DocumentArray[DocT]:
+        """Return all documents, in the memory of this process. On a terminal, long work shows a progress bar."""
+        batches = self.engine.iter_batches(self._data.frame)
+        return self._decode(track(batches, "collecting", self._data.total, show=show_progress, size=len))
 
     def _decode(self, batches: Iterable[pa.RecordBatch]) -> DocumentArray[DocT]:
         documents = [document for batch in batches for document in self._data.layout.decode(batch).documents()]
@@ -792,13 +858,25 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
         parts = split_evenly(list(self.engine.iter_batches(data.frame)), self.num_partitions())
         return target.from_batches(parts, data.layout.fields)
 
-    def write_dataset(self, url: str | os.PathLike[str], options: WriteOptions | None = None, **more: Any) -> None:
+    def write_dataset(
+        self,
+        url: str | os.PathLike[str],
+        options: WriteOptions | None = None,
+        *,
+        show_progress: bool | None = None,
+        **more: Any,
+    ) -> None:
         """Write the documents as a dataset in a folder that all workers see: each once, even if workers are lost.
 
-        `more` are fields of `WriteOptions`: format='parquet' or 'arrow', mode='create', 'append' or 'overwrite', ...
+        `more` are fields of `WriteOptions`: format='parquet' or 'arrow', mode='create', 'append', 'overwrite', ...
+
+        With mode='resume', partitions that an interrupted call of the same program has written are not written again.
+        It is an error if the shards have another plan now (see `explain`), and for operations whose partitions differ
+        each time they are computed, such as `shuffle()` without a seed.
         """
-        check_options("write_dataset", more, WriteOptions.__dataclass_fields__)
-        write_frame(self.engine, self._data.frame, self._data.layout, url, replace(options or WriteOptions(), **more))
+        check_options("write_dataset", more, ["show_progress", *WriteOptions.__dataclass_fields__])
+        options = replace(options or WriteOptions(), **more)
+        write_frame(self._data, url, options, show_progress)
 
 
 def _check_rows(n: int) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import pyarrow as pa
 
 from quire._optional import require
 from quire.data import is_vector, prepare_frame
+from quire.display import is_shown, track
 from quire.distributed._batches import split_large
 from quire.distributed._engine import Frame, SelectStage, Stage, StageChain, UnionStage
 from quire.distributed._failures import error_from_text
@@ -33,6 +36,7 @@ from quire.distributed._spark_transport import (
     SPARK_PACK_TYPES,
     InputKind,
     OutputKind,
+    ReportParameter,
     SparkWork,
     arrow_schema,
     empty_batch,
@@ -242,8 +246,9 @@ class SparkFrame(Frame[Any]):
         self.chain.prepare()
         resources = self.chain.resources
         options = {} if resources is None else {"profile": _resource_profile(resources)}
+        work = SparkWork(self.chain, self.source.kind, output, first, _report_accumulator(self.source.session))
         try:
-            return rows.mapInArrow(SparkWork(self.chain, self.source.kind, output, first).function(), types, **options)
+            return rows.mapInArrow(work.function(), types, **options)
         except NotImplementedError as error:
             raise OptionError(
                 f"Spark {self.source.session.version} cannot hold documents inside documents as columns. "
@@ -261,6 +266,20 @@ class SparkFrame(Frame[Any]):
                 "repartition() between the two functions, or request the same for both."
             )
         return SparkFrame(self.source, self.chain.then(stage))
+
+
+_accumulators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The accumulator of each Spark context: Spark keeps all that were created."""
+
+
+def _report_accumulator(session: SparkSession) -> Any:
+    """Return the accumulator that brings reports of stages to the driver; Spark Connect has none."""
+    context = getattr(session, "_sc", None)
+    if context is None:
+        return None
+    if context not in _accumulators:
+        _accumulators[context] = context.accumulator([], ReportParameter())
+    return _accumulators[context]
 
 
 def _resource_profile(resources: Resources) -> Any:
@@ -448,6 +467,10 @@ class SparkEngine:
 
         return _frame_of_packs(own.source.session, persist, frame.schema, parts, in_windows=parts is not None)
 
+    def keeps_partitions(self, frame: Frame[Any]) -> bool:
+        """Whether a stage gets each partition in one call, with the same rows each time."""
+        return _own_frame(frame).source.parts is not None
+
     # --- results
 
     def iter_batches(self, frame: Frame[Any]) -> Iterator[pa.RecordBatch]:
@@ -485,6 +508,15 @@ class SparkEngine:
         with translate_errors(), limit_batches(session, own.chain.input_schema), describe_jobs(session, own.chain):
             return list(unpack_batches(own.packs().collect(), own.schema))
 
+    def collect_tracked(
+        self,
+        frame: Frame[Any],
+        what: str,
+        show: bool | None,  # noqa: FBT001
+    ) -> list[pa.RecordBatch]:
+        with _track_tasks(_own_frame(frame).source.session, what, show):
+            return self.collect(frame)
+
     def count(self, frame: Frame[Any]) -> int:
         return sum(count for _, count in self._counts(frame))
 
@@ -496,7 +528,12 @@ class SparkEngine:
     def _counts(self, frame: Frame[Any]) -> list[tuple[int, int]]:
         own = _own_frame(frame)
         session = own.source.session
-        with translate_errors(), limit_batches(session, own.chain.input_schema), describe_jobs(session, own.chain):
+        with (
+            translate_errors(),
+            limit_batches(session, own.chain.input_schema),
+            describe_jobs(session, own.chain),
+            _track_tasks(session, "counting", None),
+        ):
             return [tuple(row) for row in own.map_stages("counts", own.source.rows()).collect()]
 
     def close(self) -> None:
@@ -504,6 +541,39 @@ class SparkEngine:
         if self._started is not None:
             self._started.stop()
         self._started = None
+
+
+@contextmanager
+def _track_tasks(session: SparkSession, what: str, show: bool | None) -> Iterator[None]:  # noqa: FBT001
+    """Show the tasks that Spark has finished meanwhile. Spark Connect does not report them."""
+    if getattr(session, "_sc", None) is None or not is_shown(show):
+        yield
+        return
+    finished = threading.Event()
+    tasks = _finished_tasks(session.sparkContext.statusTracker(), finished)
+    thread = threading.Thread(target=lambda: deque(track(tasks, f"{what}: tasks", show=show), 0), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _finished_tasks(tracker: Any, finished: threading.Event) -> Iterator[int]:
+    """Yield a number for each task that finishes in a stage that is active now or later."""
+    seen: dict[int, int] = {}
+    is_last = False
+    while not is_last:
+        is_last = finished.wait(_POLL_SECONDS)
+        for stage in {*seen, *tracker.getActiveStageIds()}:
+            info = tracker.getStageInfo(stage)
+            done = info.numCompletedTasks if info is not None else seen.get(stage, 0)
+            yield from range(seen.get(stage, 0), done)
+            seen[stage] = done
+
+
+_POLL_SECONDS = 0.2
 
 
 class _HeadStage:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from quire._optional import require
 from quire.distributed._batches import split_large
 from quire.distributed._engine import StageChain
 from quire.distributed._failures import run_stages
+from quire.distributed._metrics import StageReport, collect_reports, deliver_reports
 from quire.errors import DecodeError
 from quire.storage import (
     SPARK_FIELD_KEY,
@@ -141,14 +142,20 @@ class SparkWork:
     output: OutputKind
     first: int | None = 0
     """The number of the first partition in packs; None to give all packs the number 0."""
+    reports: Any = None
+    """Spark's accumulator of what stages report; None on Spark Connect, which has none."""
 
     def function(self) -> Callable[[Any], Any]:
         """Return itself as the plain function that `mapInArrow` needs."""
         return lambda batches: self(batches)  # noqa: PLW0108 - Spark needs a plain function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part, data in self._read_input(batches):
-            yield from self._convert_output(part, run_stages(self.chain, part, data))
+        with collect_reports() as reports:
+            for part, data in self._read_input(batches):
+                yield from self._convert_output(part, run_stages(self.chain, part, data))
+        if self.reports is not None:
+            again = int(_task_context().attemptNumber() > 0)
+            self.reports.add([StageReport(key, replace(counts, retries=again)) for key, counts in reports])
         _worker.freeze_imports()
 
     def _read_input(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
@@ -232,6 +239,22 @@ def _iter_packs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buf
 
 
 def _task_index() -> int:
-    pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
-    context = pyspark.TaskContext.get()
+    context = _task_context()
     return 0 if context is None else int(context.partitionId())
+
+
+def _task_context() -> Any:
+    pyspark: Any = require("pyspark", extra="spark", needed_for="engine='spark'")
+    return pyspark.TaskContext.get()
+
+
+class ReportParameter:
+    """How Spark adds up reports: in a worker as a list; on the driver, they go to the books of the stages."""
+
+    def zero(self, _: object) -> list[StageReport]:
+        return []
+
+    def addInPlace(self, before: list[StageReport], more: list[StageReport]) -> list[StageReport]:  # noqa: N802
+        rest = deliver_reports(more)
+        # On the driver, what belongs to no book is of shards that nobody uses any more.
+        return [] if _task_context() is None else [*before, *rest]

@@ -56,6 +56,7 @@ from quire.storage._manifest import Log as Log
 from quire.storage._manifest import Shard
 from quire.storage._manifest import encode_line as encode_line
 from quire.storage._manifest import list_plain_files as list_plain_files
+from quire.storage._manifest import read_manifest as read_manifest
 from quire.storage._pages import BytesPreview as BytesPreview
 from quire.storage._pages import ItemCount as ItemCount
 from quire.storage._pages import Pages as Pages
