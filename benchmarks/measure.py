@@ -171,6 +171,9 @@ def _play_round(contestants: Sequence[Contestant], calls: int, turns: int) -> di
 
 def _cpu_seconds(processes: Sequence[int]) -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # What clock_getcpuclockid returns on Linux: the clock of all threads of a process.
-    others = sum(time.clock_gettime(~pid << 3 | 2) for pid in processes)
-    return time.process_time() + children.ru_utime + children.ru_stime + others
+    return time.process_time() + children.ru_utime + children.ru_stime + sum(map(cpu_seconds_of, processes))
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the CPU seconds of another process, by the clock that clock_getcpuclockid returns on Linux."""
+    return time.clock_gettime(~pid << 3 | 2)

@@ -19,6 +19,8 @@ def serve_grpc() -> None:
 
     methods = {
         "Echo": grpc.unary_unary_rpc_method_handler(lambda data, _: data),
+        # What a server at least does that writes a message of its own: gRPC takes nothing but whole bytes.
+        "Copy": grpc.unary_unary_rpc_method_handler(lambda data, _: b"".join((data[:64], memoryview(data)[64:]))),
         "EchoStream": grpc.stream_stream_rpc_method_handler(lambda messages, _: messages),
     }
     server = grpc.server(ThreadPoolExecutor(64), options=[("grpc.max_receive_message_length", 64 << 20)])

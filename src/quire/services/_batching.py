@@ -63,7 +63,7 @@ class _Request:
         return 0 if self._ends is None else int(self._ends[-1])
 
     def limit_rows(self, rows: int, tokens: float) -> int:
-        """Return how many of the next rows, at most `rows`, have at most so many tokens."""
+        """Return how many of the next rows, at most `rows`, have at most `tokens` tokens."""
         if self._ends is None or tokens == math.inf:
             return rows
         end = np.searchsorted(self._ends, self._ends[self.taken] + tokens, side="right") - 1
