@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,14 +105,7 @@ def test_sync_makes_an_index_equal_to_a_dataset(dataset: Any, tmp_path: Path) ->
 class Versions:
     """A dataset with versions: lists of documents, and how many were read."""
 
-    class Folder:
-        url = "memory://versions"
-
-    class Changes:
-        def __init__(self, added: Any, removed: Any) -> None:
-            self.added, self.removed = added, removed
-
-    folder: ClassVar[Any] = Folder
+    folder: ClassVar[Any] = SimpleNamespace(url="memory://versions")
 
     def __init__(self, *versions: list[Photo]) -> None:
         self.versions, self.version, self.read = versions, 0, 0
@@ -123,7 +117,9 @@ class Versions:
 
     def diff(self, before: int, after: int) -> Any:
         old, new = self.versions[before], self.versions[after]
-        return self.Changes([each for each in new if each not in old], [each for each in old if each not in new])
+        return SimpleNamespace(
+            added=[each for each in new if each not in old], removed=[each for each in old if each not in new]
+        )
 
 
 def test_sync_reads_only_the_changes_between_versions() -> None:
@@ -173,8 +169,8 @@ def test_classes_and_places_that_are_none_are_refused() -> None:
         embedding: NdArray[3]
 
     calls: list[tuple[Any, Any, str]] = [
-        (lambda: DocumentIndex(), SchemaError, "documents' class"),
-        (lambda: DocumentIndex[Keyless](), SchemaError, "field 'id'"),
+        (DocumentIndex, SchemaError, "documents' class"),
+        (DocumentIndex[Keyless], SchemaError, "field 'id'"),
         (lambda: DocumentIndex[Photo](vectors=["title"]), SchemaError, "no tensor"),
         (lambda: DocumentIndex[Photo](vectors="embedding"), OptionError, r"\['embedding'\]"),
         (lambda: DocumentIndex[Photo]("idx"), OptionError, "lance:///folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -359,7 +360,8 @@ class PostgresBackend(IndexBackend):
             errors.InvalidPassword,
             errors.InvalidCatalogName,
         )
-        if isinstance(error, lasting) or "password authentication failed" in str(error):
+        # An error of connecting has no code: libpq has only its text.
+        if isinstance(error, lasting) or (error.sqlstate is None and _LASTING.search(str(error))):  # type: ignore[attr-defined]
             return False
         if isinstance(error, errors.UndefinedTable) and "quire_rows" in str(error):
             return True
@@ -377,6 +379,7 @@ class PostgresBackend(IndexBackend):
         return SearchError(f"PostgreSQL: the index {self.name!r}: {text}")
 
 
+_LASTING = re.compile(r"FATAL: .*(authentication failed|does not exist|permission denied|no pg_hba\.conf entry)")
 _COPIED = {"int8": "bigint", "float8": "double precision", "bool": "boolean", "bytea": "bytea", "vector": "vector"}
 
 
