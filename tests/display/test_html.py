@@ -7,6 +7,8 @@ import io
 import re
 import sys
 import wave
+from datetime import date, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import pytest
 from PIL import Image as Pillow
 
 from quire import BaseDocument, DocumentArray
+from quire.array import Found
 from quire.display import as_picture, render_audio, render_thumbnail
 from quire.documents import Audio, Image
 from quire.storage import open_dataset, write_dataset
-from quire.typing import NdArray, uint8
+from quire.typing import ImageUrl, NdArray, uint8
 
 pytestmark = pytest.mark.needs("PIL", "pyarrow", "xxhash")
 EVIL = "<script>alert('&')</script>\"><img src=x onerror=alert(1)>"
@@ -61,12 +64,12 @@ def test_documents_with_images_are_shown_as_gallery(kind: str, tmp_path: Path) -
         write_dataset(docs, tmp_path, format="arrow" if kind == "mapped" else "parquet")
         docs = open_dataset(tmp_path, Photo)
     html = docs._repr_html_()
-    assert "(30 rows, first 24)" in html
+    assert "(30 rows, first 8)" in html
     pictures = sources(html)
-    assert len(pictures) == 24
+    assert len(pictures) == 8
     assert all(content.startswith(b"\x89PNG") and size_of(content) == (30, 40) for content in pictures)
-    assert "<b>caption</b> leaf 23" in html
-    assert "leaf 24" not in html
+    assert "<b>caption</b> leaf 7" in html
+    assert "leaf 8" not in html
 
 
 def test_gallery_escapes_values() -> None:
@@ -190,3 +193,96 @@ def test_long_audio_is_truncated() -> None:
 @pytest.mark.parametrize("rate", [None, 0, 10**9])
 def test_samples_without_valid_rate_are_text(rate: int | None) -> None:
     assert sources(Audio(tensor=np.zeros(8, np.float32), rate=rate)._repr_html_()) == []
+
+
+class Level(Enum):
+    low = 0
+    high = 1
+
+
+class Report(BaseDocument):
+    level: Level
+    taken: datetime
+    day: date
+    share: float
+    content: bytes
+    note: str | None = None
+
+
+def report(**values: Any) -> Report:
+    filled = {
+        "level": Level.high,
+        "taken": datetime.fromisoformat("2024-05-01T12:30"),
+        "day": date(2024, 5, 2),
+        "share": 0.123456789,
+        "content": b"x" * 2500,
+    }
+    return Report(**{**filled, **values})
+
+
+def test_values_are_readable() -> None:
+    html = DocumentArray[Report]([report()])._repr_html_()
+    for text in ("<td>high</td>", "<td>2024-05-01 12:30:00</td>", "<td>2024-05-02</td>", "<td>0.123457</td>"):
+        assert text in html
+    assert "<td>2.5 kB</td>" in html
+    assert "<td>missing</td>" in html
+    assert "<th>level<br><small>Level</small></th>" in html
+    picture = DocumentArray[Report]([report(content=encoded())])._repr_html_()
+    assert "<b>level</b> high" in picture
+    assert "<b>note</b> str | None" in picture  # the schema comes before the cards
+
+
+def test_found_documents_are_shown_with_their_scores() -> None:
+    class Point(BaseDocument):
+        name: str
+        place: NdArray[np.float32, 2]
+
+    points = DocumentArray[Point](Point(name=f"p{i}", place=[float(i), 1.0]) for i in range(20))
+    html = points.find(np.array([5.0, 1.0]), "place", limit=9, metric="euclidean")._repr_html_()
+    assert "nearest of DocumentArray[Point] (9 rows, first 8)" in html
+    assert "<tr><td>0</td>" in html
+    assert html.index("<td>p5</td>") < html.index("<td>p4</td>")
+    assert html.count("<tr><td>") == 8
+    gallery = Found(photos(3), np.array([0.1, 0.2, 0.3]))._repr_html_()
+    assert (len(sources(gallery)), gallery.count("<b>score</b>")) == (3, 3)
+
+
+@pytest.mark.needs("torch")
+def test_datasets_and_shards_are_shown_with_facts(tmp_path: Path) -> None:
+    from quire.data import MultiModalDataset, StreamingDataset
+    from quire.distributed import DocumentShards
+
+    documents = DocumentArray[Report](report(note=f"note {i}") for i in range(30))
+    write_dataset(documents, tmp_path, Report)
+    stored = open_dataset(tmp_path, Report)
+    assert re.search(r"Report\] \(30 rows, first 8\) · shards 1 · size [\d.]+ kB", stored._repr_html_())
+    stream = StreamingDataset[Report](tmp_path, 7, shuffle="global")._repr_html_()
+    assert "StreamingDataset[Report] (30 rows, first 8)" in stream
+    assert "batch size 7 · shuffle global" in stream
+    assert "<td>note 7</td>" in stream
+    memory = MultiModalDataset[Report](documents, preprocessing={"note": len})._repr_html_()
+    assert "MultiModalDataset[Report] (30 rows, first 8) · preprocessing 1 steps" in memory
+    assert "<td>note 0</td>" in memory
+
+    def fail(_: Report) -> Report:
+        raise AssertionError("a display runs no function")
+
+    shards = DocumentShards[Report].from_documents(documents, num_partitions=3).map(fail)
+    html = shards._repr_html_()
+    assert "<th>engine</th><td>local</td>" in html
+    assert "<th>level</th><td>Level</td>" in html
+
+
+def test_local_files_of_image_urls_are_thumbnails(tmp_path: Path) -> None:
+    class Page(BaseDocument):
+        url: ImageUrl
+        text: str
+
+    path = tmp_path / "picture.png"
+    path.write_bytes(encoded())
+    (tmp_path / "secret.txt").write_text("secret")
+    assert len(sources(Page(url=str(path), text=str(path))._repr_html_())) == 1
+    for address in (str(tmp_path / "secret.txt"), str(tmp_path / "missing.png"), "https://example.com/a.png"):
+        html = Page(url=address, text="x")._repr_html_()
+        assert sources(html) == []
+        assert "<img" not in html

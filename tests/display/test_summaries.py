@@ -71,7 +71,7 @@ def test_summary_of_million_rows_reads_only_first(capsys: pytest.CaptureFixture[
         assert "1,000,000" in shown
         assert "value" in shown
         assert "7" in shown
-        assert "1,000,000 rows, first 10" in rows._repr_html_()
+        assert "1,000,000 rows, first 8" in rows._repr_html_()
 
 
 def test_summary_shows_nested_fields_and_first_values(capsys: pytest.CaptureFixture[str]) -> None:

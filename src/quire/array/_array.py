@@ -66,6 +66,11 @@ class Found(NamedTuple, Generic[DocT]):
     documents: DocumentArray[DocT]
     scores: NDArray[Any]
 
+    def _repr_html_(self) -> str:
+        docs = self.documents
+        title = f"nearest of {type(docs).__name__}"
+        return html(title, docs._schema, docs._documents[:GALLERY], len(docs), scores=self.scores.tolist())
+
 
 class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=ParametrizedMeta):
     """A list of documents. `DocumentArray[Student]` is a class of its own, whose arrays hold only students.
@@ -694,11 +699,19 @@ def check_method_typo(array_type: type[Any], schema: Schema, name: str) -> None:
         )
 
 
-def html(title: str, schema: Schema, documents: Iterable[Any], total: int) -> str:
-    """Render the first of `total` documents as a table."""
-    names = [field.name for field in schema.fields]
+def html(
+    title: str,
+    schema: Schema,
+    documents: Iterable[Any],
+    total: int,
+    *,
+    facts: Mapping[str, object] | None = None,
+    scores: Sequence[float] = (),
+) -> str:
+    """Render the first of `total` documents as a gallery or a table, with the types of their fields."""
+    names, types = [field.name for field in schema.fields], [str(field) for field in schema.fields]
     rows = [[document.__dict__.get(name) for name in names] for document in documents]
-    return render_rows_html(title, names, rows, total)
+    return render_rows_html(title, names, rows, total, types=types, facts=facts, scores=scores)
 
 
 # --- columns of arrays

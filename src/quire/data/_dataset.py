@@ -20,6 +20,7 @@ from quire.array import (
     bind,
     check_batch_size,
     find_column,
+    html,
     resolve_index,
     resolve_positions,
     sample_positions,
@@ -52,6 +53,7 @@ from quire.data._preprocessing import (
     unify_batch_shapes,
 )
 from quire.data._shm_transport import shared_arena, use_shared_memory
+from quire.display import GALLERY
 from quire.document import BaseDocument
 from quire.errors import DecodeError, DocumentTypeError, OptionError, SchemaError, reject_unknown_options
 from quire.tensors import describe
@@ -363,6 +365,13 @@ class MultiModalDataset(_Base[DocT], metaclass=ParametrizedMeta):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Render the first documents as they are before preprocessing."""
+        batch_type: Any = DocumentBatch[self.document_type]  # type: ignore[name-defined]
+        first = batch_type._wrap(self._columns.slice(slice(0, GALLERY)))
+        facts = {"preprocessing": f"{len(self._steps)} steps"} if self._steps else {}
+        return html(type(self).__name__, first.schema, first, len(self), facts=facts)
 
     def __copy__(self) -> Self:
         copied = object.__new__(type(self))

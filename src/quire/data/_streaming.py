@@ -743,6 +743,10 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_rows} rows in batches of {self.batch_size}>"
 
+    def _repr_html_(self) -> str:
+        facts = {"batch size": f"{self.batch_size:,}", "shuffle": self.options.shuffle or "none"}
+        return self.stored._render(type(self).__name__, facts)
+
     def __copy__(self) -> Self:
         return self
 

@@ -1,6 +1,14 @@
 """How schemas, documents, arrays and batches are shown in a terminal and in a notebook."""
 
-from quire.display._html import GALLERY, as_picture, render_audio, render_html, render_rows_html, render_thumbnail
+from quire.display._html import (
+    GALLERY,
+    as_picture,
+    render_audio,
+    render_facts_html,
+    render_html,
+    render_rows_html,
+    render_thumbnail,
+)
 from quire.display._progress import is_shown, track
 from quire.display._rich import (
     document_tree,
@@ -28,6 +36,7 @@ __all__ = [
     "print_rich",
     "print_schema",
     "render_audio",
+    "render_facts_html",
     "render_html",
     "render_rows_html",
     "render_thumbnail",

@@ -1,19 +1,22 @@
 """Documents and arrays in a notebook: tables and galleries of plain HTML with embedded images and audio.
 
-Everything that comes from data is escaped. Nothing is fetched, neither while rendering nor by the page: data URIs are
-the only addresses that are read. Images are decoded and encoded again, so only their pixels reach the page.
+Everything that comes from data is escaped. Nothing is fetched, neither while rendering nor by the page: data URIs, and
+local files that an `ImageUrl` names, are the only addresses that are read. Images are decoded and encoded again, so
+only their pixels reach the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire._protocols import is_document_type
-from quire.display._text import MAX_FIELDS, nested_rows, short_value
+from quire.display._text import MAX_FIELDS, nested_rows, readable_value, short_value
 from quire.errors import QuireError
 from quire.files import to_data_uri
 from quire.media import (
@@ -26,6 +29,7 @@ from quire.media import (
     read_media_uri,
 )
 from quire.tensors import framework_of
+from quire.typing import ImageUrl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,9 +38,9 @@ _LEVELS = 4
 _CARD = "display:inline-block;vertical-align:top;width:180px;margin:4px;padding:6px;border:1px solid #8884;"
 _CARD += "border-radius:6px;font-size:85%;overflow-wrap:anywhere"
 _PICTURE = "max-width:128px;max-height:128px;image-rendering:auto;border-radius:3px"
-GALLERY = 24
+GALLERY = 8
 """Maximum number of cards in a gallery."""
-_ROWS = 10
+_ROWS = GALLERY
 """Maximum number of rows in a table."""
 
 
@@ -53,18 +57,47 @@ def render_html(document: object, levels: int = _LEVELS) -> str:
     return f"<table><caption>{escape(type(document).__name__)}</caption>{cells}</table>"
 
 
-def render_rows_html(title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], total: int) -> str:
+def render_rows_html(
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    total: int,
+    *,
+    types: Sequence[str] = (),
+    facts: Mapping[str, object] | None = None,
+    scores: Sequence[float] = (),
+) -> str:
     """Render rows as a gallery if the first one has an image or audio, otherwise as a table.
 
-    The caption states the total number of rows.
+    The caption states the total number of rows and the facts; the types of the fields come below it, or below the names
+    of the columns. Each row may have a score.
     """
+    details = "".join(f" · {escape(name)} {escape(str(value))}" for name, value in (facts or {}).items())
     if any(_render_media(value) is not None for row in rows[:1] for value in row):
-        cards = "".join(_render_card(names, row) for row in rows[:GALLERY])
-        return f"<div><p>{_caption(title, len(rows[:GALLERY]), total)}</p>{cards}</div>"
+        rows = rows[:GALLERY]
+        schema = " · ".join(f"<b>{escape(name)}</b> {escape(kind)}" for name, kind in zip(names, types, strict=False))
+        cards = "".join(_render_card(names, row, scores[i : i + 1]) for i, row in enumerate(rows))
+        caption = f"<p>{_caption(title, len(rows), total)}{details}<br><small>{schema}</small></p>"
+        return f"<div>{caption}{cards}</div>"
     rows = rows[:_ROWS]
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(f"<td>{_render_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
-    return f"<table><caption>{_caption(title, len(rows), total)}</caption><tr>{head}</tr>{body}</table>"
+    kinds = [f"<br><small>{escape(kind)}</small>" for kind in types] or [""] * len(names)
+    head = "".join(f"<th>{escape(name)}{kind}</th>" for name, kind in zip(names, kinds, strict=True))
+    head = f"<th>score</th>{head}" if len(scores) else head
+    body = ""
+    for i, row in enumerate(rows):
+        score = f"<td>{_format_score(scores[i])}</td>" if len(scores) else ""
+        body += f"<tr>{score}" + "".join(f"<td>{_render_cell(value)}</td>" for value in row) + "</tr>"
+    return f"<table><caption>{_caption(title, len(rows), total)}{details}</caption><tr>{head}</tr>{body}</table>"
+
+
+def render_facts_html(title: str, facts: Sequence[tuple[str, str]], note: str) -> str:
+    """Render names and values as a table with two columns."""
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
+    return f"<table><caption>{escape(title)}</caption>{cells}</table><small>{escape(note)}</small>"
+
+
+def _format_score(score: float) -> str:
+    return f"{float(score):.4g}"
 
 
 def _caption(title: str, shown: int, total: int) -> str:
@@ -72,7 +105,7 @@ def _caption(title: str, shown: int, total: int) -> str:
     return f"{escape(title)} ({total:,} rows{more})"
 
 
-def _render_card(names: Sequence[str], row: Sequence[Any]) -> str:
+def _render_card(names: Sequence[str], row: Sequence[Any], scores: Sequence[float] = ()) -> str:
     """Render a row as a card: images and audio first, then the other values as text."""
     media, words = [], []
     for name, value in zip(names, row, strict=True):
@@ -80,8 +113,8 @@ def _render_card(names: Sequence[str], row: Sequence[Any]) -> str:
         if medium is not None:
             media.append(f'<div title="{escape(name)}">{medium}</div>')
         elif value is not None and name != "id":
-            text = value if isinstance(value, str) and len(value) <= 60 else repr(short_value(value))
-            words.append(f"<div><b>{escape(name)}</b> {escape(text)}</div>")
+            words.append(f"<div><b>{escape(name)}</b> {escape(readable_value(value))}</div>")
+    words += [f"<div><b>score</b> {_format_score(score)}</div>" for score in scores]
     return f'<div style="{_CARD}">{"".join(media)}{"".join(words)}</div>'
 
 
@@ -89,7 +122,7 @@ def _render_cell(value: object, levels: int = _LEVELS) -> str:
     if is_document_type(type(value)):
         return render_html(value, levels - 1) if levels else escape(f"<{type(value).__name__}> …")
     medium = _render_media(value, 0)
-    return escape(repr(short_value(value))) if medium is None else medium
+    return escape(readable_value(value)) if medium is None else medium
 
 
 def _render_media(value: object, levels: int = 1) -> str | None:
@@ -145,7 +178,9 @@ def as_picture(array: NDArray[Any]) -> NDArray[np.uint8] | None:
 def render_thumbnail(value: object) -> str | None:
     """Return a small image of a value as a data URI; None if it is not an image, or if Pillow is not installed."""
     try:
-        if isinstance(value, str):
+        if isinstance(value, ImageUrl) and data_uri_family(value) is None:
+            value = _read_local_image(value)
+        elif isinstance(value, str):
             value = read_media_uri(value, _MAX_BYTES) if data_uri_family(value) == "image" else None
         framework = framework_of(value)
         pixels = None
@@ -162,6 +197,17 @@ def render_thumbnail(value: object) -> str | None:
         return to_data_uri(content, "image/png", base64=True)
     except (QuireError, ValueError):
         return None  # the value is shown as text
+
+
+def _read_local_image(url: str) -> bytes | None:
+    """Return the content of a local file that a field for images names; other addresses are not opened."""
+    if "://" in url:
+        return None
+    with suppress(OSError, ValueError):  # no such file, or no valid path
+        path = Path(url)
+        if path.is_file() and path.stat().st_size <= _MAX_BYTES:
+            return path.read_bytes()
+    return None
 
 
 def render_audio(value: Any) -> tuple[str, str] | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 from quire._protocols import is_array_type, is_document_type
+from quire.media import detect_media_type
 from quire.schema import Schema
 from quire.tensors import framework_of
 
 _MAX_LENGTH = 60
+_LONGEST_TEXT = 200
 MAX_FIELDS = 60
 """Fields that are shown per level."""
 MAX_LEVELS = 6
@@ -45,6 +52,28 @@ def short_value(value: Any) -> object:
     if type(value) is dict:
         return {short_value(key): short_value(item) for key, item in value.items()}
     return value
+
+
+def readable_value(value: Any) -> str:
+    """Format a value for a page: the name of an enum, a date without its class, the size of bytes, a rounded float."""
+    if value is None:
+        return "missing"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, (bool, int, timedelta, Decimal, UUID, PurePath)):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "auto" if value.microsecond else "seconds")
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        media_type = detect_media_type(value[:64])
+        return f"{media_type}, {format_bytes(len(value))}" if media_type else format_bytes(len(value))
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_TEXT else f"{value[:_LONGEST_TEXT]}… ({len(value):,})"
+    return repr(short_value(value))
 
 
 def one_line(value: object, max_length: int = _MAX_LENGTH) -> str:

@@ -27,7 +27,7 @@ from quire.array import (
     sample_error,
     whole_number,
 )
-from quire.display import track
+from quire.display import render_facts_html, track
 from quire.distributed._batches import CHUNK_BYTES, rebatch_by_bytes, rebatch_by_rows, split_evenly
 from quire.distributed._duplicates import FieldValues, KeepRows, Near, ValueRouter, find_duplicates, plan_duplicates
 from quire.distributed._encoding import DocumentLayout, OnError, check_nullable, layout_from_arrow
@@ -358,6 +358,14 @@ class DocumentShards(Generic[DocT], metaclass=ParametrizedMeta):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.engine.name}>"
+
+    def _repr_html_(self) -> str:
+        """Render what is known of the documents without running a function on the engine."""
+        total = "unknown" if self._data.total is None else f"{self._data.total:,}"
+        facts = {"engine": self.engine.name, "rows": total, "partitions": f"{self.num_partitions():,}"}
+        fields = self._data.layout.document_type.document_schema().fields
+        lines = [(name, str(value)) for name, value in facts.items()] + [(field.name, str(field)) for field in fields]
+        return render_facts_html(type(self).__name__, lines, "head() computes the first rows.")
 
     def explain(self) -> str:
         """Return the operations that make the documents, the last one first, each above those that it gets rows from.

@@ -46,7 +46,7 @@ from quire.array import (
     vector_field,
 )
 from quire.columns import Column
-from quire.display import GALLERY, facts_table, print_facts, track
+from quire.display import GALLERY, facts_table, format_bytes, print_facts, track
 from quire.document import BaseDocument
 from quire.errors import (
     DocumentTypeError,
@@ -483,7 +483,12 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         return facts_table(type(self).__name__, self._facts(), self.schema, next(iter(self._first_rows(1)), None))
 
     def _repr_html_(self) -> str:
-        return html(type(self).__name__, self.schema, list(self._first_rows(GALLERY)), len(self))
+        return self._render(type(self).__name__, {})
+
+    def _render(self, title: str, facts: Mapping[str, object]) -> str:
+        """Render the first rows, with facts about the dataset and those that are passed."""
+        own = {"shards": f"{len(self.shards):,}", "size": format_bytes(self.nbytes)}
+        return html(title, self.schema, list(self._first_rows(GALLERY)), len(self), facts={**own, **facts})
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} in {len(self.shards)} shards>"
