@@ -6,6 +6,8 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +16,14 @@ import pytest
 
 import quire
 import quire.typing
-from quire import BaseDocument, DocumentArray, Text
-from quire.files import delete_file, list_files
-from quire.typing import NdArray, TorchTensor, float32
+from quire import BaseDocument, DocumentArray, Text, data, storage
+from quire.files import RemoteOptions, delete_file, list_files
+from quire.typing import NdArray, TorchTensor, float32, uint8
 
 DOCS = Path(__file__).parents[2] / "docs"
 STATES = ("same", "renamed", "replaced", "not carried")
 CODE = re.compile(r"`([^`]+)`")
-pytestmark = pytest.mark.needs("PIL", "fastapi", "grpc", "pandas", "pyarrow", "torch")
+pytestmark = pytest.mark.needs("PIL", "fastapi", "grpc", "pandas", "pyarrow", "pyspark", "torch")
 
 
 class Row(NamedTuple):
@@ -34,7 +36,7 @@ class Row(NamedTuple):
 
 def table_rows(page: str) -> Iterator[Row]:
     """Yield the rows of the tables of calls, and of the table "Silently different"."""
-    different = in_table = False
+    different = in_table = has_states = False
     for line, text in enumerate((DOCS / page).read_text().splitlines(), start=1):
         if text.startswith("#"):
             different = text == "## Silently different"
@@ -42,14 +44,15 @@ def table_rows(page: str) -> Iterator[Row]:
         if len(cells) < 2 or set(cells[0]) <= {"-"}:
             in_table = in_table and bool(cells)
         elif not in_table:
-            in_table = True  # the header
+            in_table, has_states = True, cells[1] == ""  # the header
         elif different:
             yield Row(page, line, "different", cells[0], cells[1].replace("\0", "|"))
-        elif len(cells) == 3:
+        elif has_states:
             yield Row(page, line, cells[1], cells[0], cells[2].replace("\0", "|"))
 
 
-PAGES = ["coming-from-docarray-v1.md", "coming-from-docarray-v2.md", "coming-from-docarray-alpha.md"]
+SYSTEMS = ("docarray-v1", "docarray-v2", "docarray-alpha", "petastorm")
+PAGES = [f"coming-from-{system}.md" for system in SYSTEMS]
 ROWS = {page: list(table_rows(page)) for page in PAGES}
 
 
@@ -148,7 +151,61 @@ def names_of_v2() -> dict[str, Any]:
     }
 
 
-NAMES = {"v1": names_of_v1, "v2": names_of_v2, "alpha": names_of_v2}
+class Digit(BaseDocument):
+    idx: int
+    digit: int
+    image: NdArray[uint8, 4, 4]
+
+
+class Example(BaseDocument):
+    image: TorchTensor[1, 4, 4, float32]
+
+
+@cache
+def start_spark() -> Any:
+    from pyspark.sql import SparkSession
+
+    settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
+    return SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+
+
+def names_of_spark() -> dict[str, Any]:
+    """Return the names of rows that need Spark."""
+    spark = start_spark()
+    frame = spark.range(20).selectExpr("id AS number")
+    return {"spark": spark, "frame": frame, "converter": data.from_spark(frame)}
+
+
+def names_of_petastorm() -> dict[str, Any]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from quire.cli import main
+
+    docs = [Digit(id=f"{i}", idx=i, digit=i % 10, image=np.full((4, 4), i, np.uint8)) for i in range(100)]
+    if not Path("digits").exists():
+        storage.write_dataset(docs, "digits")
+        quire.Document(tensor=np.zeros((4, 4, 3), np.uint8)).save_image_tensor_to_file("a.png")
+    public = {name: getattr(module, name) for module in (storage, data, quire.typing) for name in module.__all__}
+    stream = data.StreamingDataset[Digit]("digits", 16, seed=1)
+    return {
+        **public,
+        "Digit": Digit,
+        "Example": Example,
+        "BaseDocument": BaseDocument,
+        "Decimal": Decimal,
+        "RemoteOptions": RemoteOptions,
+        "DataLoader": DataLoader,
+        "main": main,
+        "torch": torch,
+        "docs": docs,
+        "stream": stream,
+        "other": data.StreamingDataset[Digit]("digits", 16, seed=2),
+        "pictures": [quire.typing.ImageBytes(Path("a.png").read_bytes())],
+    }
+
+
+NAMES = {"v1": names_of_v1, "v2": names_of_v2, "alpha": names_of_v2, "petastorm": names_of_petastorm}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -161,6 +218,8 @@ def test_calls_of_the_tables_run(page: str, tmp_path: Path, monkeypatch: pytest.
         code = CODE.search(row.ours)
         assert code is not None, f"line {row.line}: no code"
         names = NAMES[page.rpartition("-")[2].removesuffix(".md")]()
+        if re.search(r"\b(spark|frame|converter)\b", code[1]):
+            names |= names_of_spark()
         try:
             if run_code(code[1], names) is False:
                 failures.append(f"line {row.line}: {code[1]} is False")
