@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import SchemaValidator, core_schema
 
 from quire._protocols import Annotation, is_array_type, is_document_type
-from quire.errors import PathError, SchemaError, did_you_mean
+from quire.errors import DecodeError, PathError, SchemaError, did_you_mean
 from quire.tensors import TensorSpec, TensorType, expand_alias, tensor_type_of
 
 __all__ = ["Field", "FieldKind", "Schema"]
@@ -194,6 +194,27 @@ class Schema:
                     accepted.setdefault(alias, entry)
             accepted[field.name] = entry
         return accepted
+
+    def check_related(self, names: Iterable[str], stored_class: str = "") -> None:
+        """Raise an error for data of another class that has none of the fields of this one, apart from the id.
+
+        By the rules of schema evolution such data could be read: as documents of defaults, which look like values. So
+        it is for two versions of one class, which have one name: `stored_class` is the name in the data, if any.
+        """
+        others = [name for name in names if name != "id"]
+        if not others or any(name in self.accepted for name in others) or self.by_name.keys() <= {"id"}:
+            return
+        own_name = self.document_type.__qualname__.rpartition(".")[2]
+        if stored_class.rpartition(":")[2].rpartition(".")[2] == own_name:
+            return
+        if any(field.required for field in self.fields):
+            return  # an error of its own, which names the field
+        if self.document_type.__quire_collects__ or self.document_type.model_config.get("extra") == "allow":
+            return  # the class keeps fields that it does not declare
+        raise DecodeError(
+            f"{self.name} has none of the fields of the data, which are {', '.join(sorted(others)[:8])[:200]}: it was "
+            "written from another class. Read it with that class, or add the old names of fields as aliases."
+        )
 
     @cached_property
     def checks_rows(self) -> bool:

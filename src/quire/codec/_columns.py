@@ -388,6 +388,7 @@ class _EncodedBatch:
         reader, allows_extra = self.reader, schema.document_type.model_config.get("extra") == "allow"
         columns: dict[str, Column] = {}
         unknown: dict[str, list[Any]] = {}
+        ignored: list[str] = []
         for start, end in self.columns:
             column = _EncodedColumn(reader, start, end, self.rows)
             field, _ = schema.accepted.get(column.name, (None, None))
@@ -397,6 +398,10 @@ class _EncodedBatch:
                 unknown[column.name] = column.decode_values()
             elif reader.options.unknown == "error":
                 raise DecodeError(f"{schema.name} has no field {column.name[:60]!r}.")
+            else:
+                ignored.append(column.name)
+        if not columns.keys() - {"id"}:
+            schema.check_related(ignored, self.type_name)
         # A column of defaults takes memory without any bytes in the message: accounted for before it is made.
         reader.charge(64 * self.rows * (len(schema.fields) - len(columns)))
         columns = {
@@ -470,7 +475,7 @@ class _EncodedBatch:
                 accepted = document_type.document_schema().accepted
                 known = {accepted[k][1]: check_kind(accepted[k][0], v) for k, v in content.items() if k in accepted}
                 unknown = {name: value for name, value in content.items() if name not in accepted}
-                documents.append(build_document(document_type, known, unknown, reader))
+                documents.append(build_document(document_type, known, unknown, reader, type_name))
         return documents
 
 

@@ -135,7 +135,8 @@ def read_header(schema: Schema, names: Iterable[Any], extra: Extra, where: str) 
             raise DecodeError(f"{where}: {join_path(path)!r} is part of {join_path(whole)!r}, which is there too.")
     ignored = [str(name) for name, leaf in zip(names, columns, strict=True) if leaf is None]
     _check_required(schema, paths, where, ignored)
-    if names and known and not paths:  # otherwise a class with defaults would be read from any table
+    # Otherwise a class with defaults would be read from any table; an id says nothing about the class.
+    if ignored and known and all(path == ("id",) for path in paths) and (not paths or len(known) > 1):
         hint = did_you_mean(ignored[0], [leaf.name for leaf in known])
         raise DecodeError(f"{where}: {schema.name} has none of the columns {ignored[:5]}. {hint}")
     return columns

@@ -70,7 +70,7 @@ from quire.codec._wire import (
 )
 from quire.columns import RaggedColumn, TensorColumn, validate_values
 from quire.errors import ColumnError, DecodeError, EncodeError
-from quire.schema import STORED, Field, FieldKind, Schema, field_aliases, takes_names
+from quire.schema import STORED, Field, FieldKind, Schema, field_aliases, stored_key, takes_names
 from quire.tensors import describe, framework_of
 
 _DOUBLE = struct.Struct("<d")
@@ -798,7 +798,8 @@ def decode_document(
     if document_type is None:
         return cast("DocumentLike", _class_registry.make_dynamic(type_name, unknown))
     accepted = document_type.document_schema().accepted
-    return build_document(document_type, {accepted[name][1]: value for name, value in content.items()}, unknown, reader)
+    known = {accepted[name][1]: value for name, value in content.items()}
+    return build_document(document_type, known, unknown, reader, type_name)
 
 
 def decode_fields(
@@ -893,13 +894,18 @@ def decode_array(
     return cast("ArrayLike", _class_registry.make_array(document_type, documents, type_name))
 
 
+_ID_KEYS = {"id", stored_key("id")}
+
+
 def build_document(
-    document_type: type[Any], content: dict[str, Any], unknown: dict[str, Any], reader: Reader
+    document_type: type[Any], content: dict[str, Any], unknown: dict[str, Any], reader: Reader, type_name: str
 ) -> DocumentLike:
-    """Create a validated document; missing fields take their defaults."""
+    """Create a validated document; missing fields take their defaults. `type_name` is the class in the data."""
     extra = document_type.model_config.get("extra") == "allow"
     if unknown and reader.options.unknown == "error" and not extra:
         raise DecodeError(f"{document_type.__name__} has no field {next(iter(unknown))[:60]!r}.")
+    if unknown and reader.options.unknown == "drop" and content.keys() <= _ID_KEYS:
+        document_type.document_schema().check_related(unknown, type_name)
     # A class without extra='allow' would reject unknown fields, so they are set after validation.
     document = validate_document(document_type, {**content, **unknown} if extra else content)
     if unknown and reader.options.unknown == "keep" and not extra:

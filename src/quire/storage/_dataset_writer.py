@@ -43,7 +43,7 @@ from quire.storage._manifest import (
     write_index,
     writer_name,
 )
-from quire.storage._schema_conversion import conform_fields, narrow_class
+from quire.storage._schema_conversion import conform_fields, narrow_class, stored_class_name
 from quire.storage._shard_reader import read_arrow_schema, recover_shard
 from quire.storage._shard_writer import Format, ShardFile, TimestampChooser
 from quire.tensors import describe
@@ -214,6 +214,7 @@ class DatasetWriter(RecordBatchWriter, Generic[DocT]):
             return  # verify() reports damaged shards, and new ones are none the worse for it
         arrays = {field.name: (field, pa.array([], field.type)) for field in fields}
         try:
+            self.layout.schema.check_related(arrays, stored_class_name(fields, ""))
             conform_fields(self.layout.codecs, arrays, self.layout.schema, None, 0)
         except DecodeError as error:
             raise StorageError(

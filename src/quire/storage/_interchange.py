@@ -17,7 +17,7 @@ from quire.columns import Columns, concat_columns
 from quire.errors import DecodeError, DocumentTypeError
 from quire.schema import FieldPath, Schema
 from quire.storage._layout import InterchangeLayout, Layout, resolve_columns
-from quire.storage._schema_conversion import conform_batch, refuse_unknown_columns
+from quire.storage._schema_conversion import conform_batch, refuse_unknown_columns, stored_class_name
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def from_arrow(document_type: type[Any], data: Any, extra: Extra) -> Columns:
     if duplicate is not None:
         raise DecodeError(f"{where}: the data has two columns {duplicate!r}. Rename one of them.")
     refuse_unknown_columns(schema, reader.schema, extra, where, DecodeError)
+    schema.check_related(names, stored_class_name(reader.schema, ""))
     layout = Layout(schema)
     parts = [_decode(layout, batch) for batch in reader]
     if not parts:

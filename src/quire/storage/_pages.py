@@ -220,7 +220,7 @@ class Pages:
         with shard_errors(reader.folder, shard), reader.local_file(shard) as path:
             with pq.ParquetFile(path, metadata=self._load_footer(number, path), pre_buffer=True) as file:
                 reader.check_row_group(path, shard, file, group)
-                names = reader.column_names(file.schema_arrow)
+                names = reader.column_names(file.schema_arrow, shard)
                 table = file.read_row_group(group, names, use_threads=False)
             batches = table.to_batches() if names else [empty_batch(self._group_rows(number)[group])]
             parts = [reader.conform(part, shard) for part in batches]

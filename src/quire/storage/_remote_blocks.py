@@ -545,7 +545,7 @@ class ParquetDirectory(Directory):
         self._table, self._metadata = table, metadata
         self.rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         self._schema = schema = metadata.schema.to_arrow_schema()
-        self._names = reader.column_names(schema)
+        self._names = reader.column_names(schema, shard)
         self._in_layout = reader.is_in_layout(schema)
         self._layout_names = [codec.field.name for codec in reader.layout.codecs]
         self._layout_schema = (

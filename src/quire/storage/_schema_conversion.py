@@ -497,10 +497,10 @@ def loaded_class(schema: pa.Schema) -> type[Any] | None:
     return document_type if columns - {"id"} == set(schema.names) - {"id", PLACEHOLDER.name} else None
 
 
-def stored_class_name(schema: pa.Schema) -> str:
-    """Return the name of the class that an Arrow schema names, without its module; 'Row' if it names none."""
+def stored_class_name(schema: pa.Schema, default: str = "Row") -> str:
+    """Return the name of the class that an Arrow schema names, without its module; the default if it names none."""
     name = (schema.metadata or {}).get(CLASS_KEY, b"").decode()
-    return name.rpartition(":")[2].rpartition(".")[2] or "Row"
+    return name.rpartition(":")[2].rpartition(".")[2] or default
 
 
 def class_from_arrow(

@@ -40,7 +40,7 @@ from quire.storage._cache import ShardCache, cache_key
 from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._nested_codecs import DocumentCodec
-from quire.storage._schema_conversion import conform_batch, stored_names
+from quire.storage._schema_conversion import conform_batch, stored_class_name, stored_names
 from quire.storage._shard_writer import BlockFile
 from quire.storage._spark_types import restore_batch, restore_schema
 from quire.storage._tensor_codecs import TensorCodec
@@ -366,7 +366,7 @@ class ShardReader:
         if shard.format == "parquet":
             file = self._open_parquet(path, shard, groups)
             rows = self._rows_at_once(file.metadata)
-            names = self.column_names(file.schema_arrow)
+            names = self.column_names(file.schema_arrow, shard)
             if names:
                 yield from file.iter_batches(rows, groups, names)
             else:  # only the number of rows is needed
@@ -431,7 +431,7 @@ class ShardReader:
         self, table: BlockTable, content: memoryview, shard: Shard, file: pq.ParquetFile, groups: Iterable[int] | None
     ) -> None:
         """Verify the columns that the layout reads of some row groups of a Parquet file, or of all."""
-        names = self.column_names(file.schema_arrow)
+        names = self.column_names(file.schema_arrow, shard)
         leaves = [
             number
             for number, path in enumerate(table.names)
@@ -444,13 +444,16 @@ class ShardReader:
         except DecodeError as error:
             raise self.altered_error(shard, str(error)) from error
 
-    def column_names(self, schema: pa.Schema) -> list[str]:
+    def column_names(self, schema: pa.Schema, shard: Shard) -> list[str]:
         """Return the columns of a Parquet file that the layout reads, under any name that the class accepts."""
+        names = [*schema.names, *partition_values(shard.name)]
+        self.layout.schema.check_related(names, stored_class_name(schema, ""))
         return list(_columns_of(self.layout.codecs, self.layout.schema, schema, ""))
 
     def conform(self, batch: pa.RecordBatch, shard: Shard) -> pa.RecordBatch:
         """Convert a record batch to the layout of the class."""
         in_path = {name: pa.repeat(value, len(batch)) for name, value in partition_values(shard.name).items()}
+        self.layout.schema.check_related([*batch.schema.names, *in_path], stored_class_name(batch.schema, ""))
         return conform_batch(self.layout, restore_batch(batch), in_path)
 
     def local_file(self, shard: Shard) -> AbstractContextManager[Path]:
