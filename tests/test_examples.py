@@ -22,6 +22,9 @@ NODE = ("grpc", "node:@grpc/grpc-js", "node:@grpc/proto-loader")
         pytest.param("ddp", "error over 2,003 rows", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("larger_than_memory --rows 6000", "row once: True", marks=pytest.mark.needs("torch", "pyarrow")),
         pytest.param("one_million_images --images 4000", "read: 4,000 images"),
+        pytest.param(
+            "search_service", "3 photos of snow: snow", marks=pytest.mark.needs("lancedb", "grpc", "fastapi", "uvicorn")
+        ),
         pytest.param("two_services", "a photo of snow: nearest to snow", marks=pytest.mark.needs(*NODE)),
     ],
     ids=lambda value: value.split()[0],

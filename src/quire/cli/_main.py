@@ -40,6 +40,7 @@ COMMANDS = {
     "view": "_view",
     "bench-read": "_bench_read",
     "plan": "_plan",
+    "index": "_index",
     "doctor": "_doctor",
     "completion": "_completion",
 }

@@ -43,7 +43,7 @@ class StoredRow(NamedTuple):
 
 
 class IndexBackend(ABC):
-    """An engine that stores the rows of an index and ranks them: ten calls, which `tests/index` checks.
+    """An engine that stores the rows of an index and ranks them: nine calls, which `tests/index` checks.
 
     Calls may come from several threads. An engine filters before it ranks: a result has `limit` rows unless fewer are
     selected. Errors of the engine are raised as `SearchError`, a lost connection as `SearchUnavailableError`.
@@ -58,7 +58,7 @@ class IndexBackend(ABC):
 
     @abstractmethod
     def open(self, plan: IndexPlan, metric: Metric) -> Mapping[str, str]:
-        """Create what does not exist, and return the state that was written last; see `write`."""
+        """Create what does not exist, and return the state that was written last; see `write`. It may be called again."""
 
     @abstractmethod
     def write(self, rows: Rows | None, delete: Sequence[str], state: Mapping[str, str]) -> None:
