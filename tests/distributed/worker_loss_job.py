@@ -102,7 +102,7 @@ def tens_of(picture: Picture) -> Picture:
 
 def exchanged(folder: Path, engine: Any, lose: Callable[[], None], operation: str) -> list[Any]:
     """Sort, join, group or dedupe the pictures, and write the result; lose a worker when a third of them is read."""
-    watcher = threading.Thread(target=_when, args=(lambda: len(list(folder.glob("seen *"))) >= 8, lose))
+    watcher = threading.Thread(target=_when, args=(lambda: len(list(folder.glob("seen *"))) >= 8, lose), daemon=True)
     watcher.start()
     shards = DocumentShards[Picture].read_parquet(folder / "source", num_partitions=PARTITIONS, engine=engine)
     shards = shards.map(noted, str(folder))

@@ -23,7 +23,7 @@ from quire.typing import NdArray, TorchTensor, float32, uint8
 DOCS = Path(__file__).parents[2] / "docs"
 STATES = ("same", "renamed", "replaced", "not carried")
 CODE = re.compile(r"`([^`]+)`")
-pytestmark = pytest.mark.needs("PIL", "fastapi", "grpc", "pandas", "pyarrow", "pyspark", "torch")
+pytestmark = pytest.mark.needs("PIL", "fastapi", "grpc", "lightning", "pandas", "pyarrow", "pyspark", "torch")
 
 
 class Row(NamedTuple):
@@ -51,7 +51,7 @@ def table_rows(page: str) -> Iterator[Row]:
             yield Row(page, line, cells[1], cells[0], cells[2].replace("\0", "|"))
 
 
-SYSTEMS = ("docarray-v1", "docarray-v2", "docarray-alpha", "petastorm")
+SYSTEMS = ("docarray-v1", "docarray-v2", "docarray-alpha", "petastorm", "orca")
 PAGES = [f"coming-from-{system}.md" for system in SYSTEMS]
 ROWS = {page: list(table_rows(page)) for page in PAGES}
 
@@ -205,7 +205,75 @@ def names_of_petastorm() -> dict[str, Any]:
     }
 
 
-NAMES = {"v1": names_of_v1, "v2": names_of_v2, "alpha": names_of_v2, "petastorm": names_of_petastorm}
+class Sale(BaseDocument):
+    place: str
+    n: int
+
+
+class Predictor:
+    """A model that is created once in a worker."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, _: Any) -> str:
+        return self.path
+
+
+def names_of_orca() -> dict[str, Any]:
+    import inspect
+
+    import pandas as pd
+    import torch
+
+    from quire import distributed
+    from quire.distributed.pandas import read_csv, read_json, read_parquet
+
+    frame = pd.DataFrame({"place": ["b", "a", "b", None], "n": [3, 1, 2, 4]})
+    sales = distributed.DocumentShards[Sale].from_documents([Sale(place="a", n=1), Sale(place="b", n=2)])
+    if not Path("sales").exists():
+        frame.to_csv("sales.csv", index=False)
+        frame.to_json("sales.jsonl", orient="records", lines=True)
+        frame.to_parquet("sales.parquet")
+        sales.write_dataset("sales")
+    xy = {"x": np.ones((20, 3), np.float32), "y": np.ones((20, 1), np.float32)}
+    linear = torch.nn.Linear(3, 1)
+    trained = distributed.Estimator.from_torch(
+        model=linear, optimizer=torch.optim.Adam, loss=torch.nn.MSELoss(), model_dir="trained"
+    )
+    public = {name: getattr(distributed, name) for name in distributed.__all__}
+    return {
+        **public,
+        "StreamingDataset": data.StreamingDataset,
+        "NdArray": NdArray,
+        "float32": float32,
+        "write_dataset": storage.write_dataset,
+        "read_csv": read_csv,
+        "read_json": read_json,
+        "read_parquet": read_parquet,
+        "Sale": Sale,
+        "Predictor": Predictor,
+        "frame": frame,
+        "frames": distributed.XShards.partition(frame, 2),
+        "shards": distributed.XShards.partition({"x": np.arange(8), "y": np.arange(8)}, 2),
+        "sales": sales,
+        "xy": distributed.XShards.partition(xy, 2),
+        "linear": linear,
+        "trained": trained,
+        "inspect": inspect,
+        "pandas": pd,
+        "np": np,
+        "torch": torch,
+    }
+
+
+NAMES = {
+    "orca": names_of_orca,
+    "v1": names_of_v1,
+    "v2": names_of_v2,
+    "alpha": names_of_v2,
+    "petastorm": names_of_petastorm,
+}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -218,7 +286,7 @@ def test_calls_of_the_tables_run(page: str, tmp_path: Path, monkeypatch: pytest.
         code = CODE.search(row.ours)
         assert code is not None, f"line {row.line}: no code"
         names = NAMES[page.rpartition("-")[2].removesuffix(".md")]()
-        if re.search(r"\b(spark|frame|converter)\b", code[1]):
+        if "petastorm" in page and re.search(r"\b(spark|frame|converter)\b", code[1]):
             names |= names_of_spark()
         try:
             if run_code(code[1], names) is False:
