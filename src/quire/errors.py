@@ -198,6 +198,10 @@ class StorageExistsError(StorageError, FileExistsError):
     """A file that is to be created, and exists."""
 
 
+class ConflictError(StorageError):
+    """A change of a dataset that another writer has made impossible in the meantime. Nothing was changed."""
+
+
 class ShardError(StorageError):
     """A shard that is missing, truncated or altered."""
 

@@ -258,10 +258,7 @@ class Fetch:
     def _shard_bounds(self) -> NDArray[np.int64]:
         """Return the first row of each shard, counted in the rows that `where` has chosen."""
         reader = self._stored._row_reader
-        bounds: NDArray[np.int64] = (
-            reader.starts if reader.rows is None else np.searchsorted(reader.rows, reader.starts)
-        )
-        return bounds
+        return reader.count_before(reader.starts)
 
     def _nothing_readable(self) -> ShardError:
         """Describe that every shard failed, which is rarely damage: usually the class does not fit the data."""

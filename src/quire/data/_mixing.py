@@ -375,7 +375,8 @@ class MixedDataset(Generic[DocT]):
         if resumed.mix != self._mix:
             raise OptionError(_OTHER_MIX)
         for name, part in resumed.datasets.items():
-            part.check(self._streams[name].order, self._streams[name]._fingerprint)
+            stream = self._streams[name]
+            part.check(stream.order, stream._fingerprint, stream.stored._version or 0)
         if this_worker() is not None:
             self._state = self._resume = resumed
             return

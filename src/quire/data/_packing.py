@@ -37,6 +37,7 @@ from quire.data._frameworks import convert_batch
 from quire.data._interleaved import InterleavedOrder
 from quire.data._lengths import LengthIndex, open_arrays
 from quire.data._shm_transport import use_shared_memory
+from quire.data._stream_options import check_version
 from quire.document import BaseDocument
 from quire.errors import OptionError, reject_unknown_options
 from quire.schema import parse_path
@@ -445,14 +446,15 @@ class PackState:
     last: str
     size: int
     order: str
+    dataset_version: int = 0
 
     @classmethod
-    def at(cls, group: StepGroup, step: int, epochs: int | None, order: str) -> PackState:
+    def at(cls, group: StepGroup, step: int, epochs: int | None, order: str, dataset_version: int = 0) -> PackState:
         """Return the state after a number of steps of an epoch."""
         share: Any = group.share
         division = share.world_size, share.batch_size, share.length, share.last
         position = share.epoch, share.start, step, group.done, group.before, epochs or 0, group.taken
-        return cls(*position, *division, share.order.size, order)
+        return cls(*position, *division, share.order.size, order, dataset_version)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as numbers in few bytes."""
@@ -464,6 +466,7 @@ class PackState:
             "division": division,
             "size": self.size,
             "order": self.order,
+            **({"dataset_version": self.dataset_version} if self.dataset_version else {}),
         }
 
     @classmethod
@@ -477,10 +480,11 @@ class PackState:
             raise OptionError("this is no state of a PackedDataset, or one of another version of quire.")
         try:
             values: list[Any] = [*state["position"], *state["division"], state["size"], state["order"]]
-            result = cls(*values)
+            result = cls(*values, dataset_version=state.get("dataset_version", 0))
         except (KeyError, TypeError) as error:
             raise OptionError(f"the state is damaged: {dict(state)}") from error
-        counts: list[Any] = [*state["position"], result.world_size, result.batch_size, result.length, result.size]
+        sizes = result.world_size, result.batch_size, result.length, result.size, result.dataset_version
+        counts: list[Any] = [*state["position"], *sizes]
         if not all(isinstance(count, int) and count >= 0 for count in counts) or result.length < 1:
             raise OptionError(f"the state is damaged: {dict(state)}")
         return result
@@ -499,9 +503,10 @@ class PackState:
             first = replace(first, epoch=first.epoch + 1, start=0, done=first.done + 1, before=first.before + steps)
         return replace(first, step=min(step, first._count_steps()))
 
-    def check(self, order: Order, name: str) -> None:
+    def check(self, order: Order, name: str, dataset_version: int = 0) -> None:
         """Raise an error for a state of another order, in which the same position means other tokens."""
         if self.order != name or self.size != order.size:
+            check_version(self.dataset_version, dataset_version)
             raise OptionError(
                 "the state is of another dataset, or of tokens in another order. Open the same dataset with the same "
                 "seed, shuffle, where and memory_bytes, and pack the same field in the same way, or begin anew."

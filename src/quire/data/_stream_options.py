@@ -19,7 +19,7 @@ from quire.data._epoch import Last, Order, RowOrder, Shuffle, choose_block
 from quire.data._interleaved import InterleavedOrder, choose_lanes, find_blocks
 from quire.data._missing import Missing, MissingOptions
 from quire.errors import OptionError, check_options, did_you_mean
-from quire.storage import RangeReader, ReadOptions, StoredDataset, Verify, Where, shard_errors
+from quire.storage import LiveRows, RangeReader, ReadOptions, StoredDataset, Verify, VersionChoice, Where, shard_errors
 from quire.tensors import describe
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Streaming(TypedDict, total=False):
         follows from the size of the dataset.
     seed: determines the order of every epoch.
     last: the policy for rows that do not fill a batch on every rank: 'keep' (the default), 'drop' or 'pad'.
-    columns: the paths of the fields to read. where: selects rows.
+    columns: the paths of the fields to read. where: selects rows. version: the number of a version of the dataset, its
+        tag or its time; by default the latest when the stream is opened. A state fits the same rows only.
     framework: the framework of the batches, torch by default. shapes: the policy for tensors of mixed shapes.
     missing: the policy for numbers and tensors that are None in some rows: 'raise' (the default), 'mask', or values by
         path, as for `MultiModalDataset`. If the shards have null counts, the error is raised here.
@@ -68,6 +69,7 @@ class Streaming(TypedDict, total=False):
     last: Last
     columns: Sequence[str] | None
     where: Where | None
+    version: VersionChoice
     framework: str | None
     shapes: ShapePolicy
     missing: Missing
@@ -96,6 +98,7 @@ class StreamOptions:
     last: Last = "keep"
     columns: Sequence[str] | None = None
     where: Where | None = None
+    version: VersionChoice = None
     framework: str | None = None
     shapes: ShapePolicy = "error"
     missing: Missing = "raise"
@@ -335,11 +338,22 @@ def compute_fingerprint(stored: StoredDataset[Any], order: Order) -> str:
     The blocks of shards without a checksum are part of it if the order depends on them.
     """
     digest = blake2b("\n".join(f"{s.rows} {s.xxh3 or s.name}" for s in stored.shards).encode(), digest_size=8)
-    if stored._row_reader.rows is not None:
-        digest.update(stored._row_reader.rows.tobytes())
+    rows = stored._row_reader.rows
+    if rows is not None:
+        # Deleted rows are hashed with a mark: the same numbers of selected rows are another dataset.
+        digest.update(b"deleted" + rows.deleted.tobytes() if isinstance(rows, LiveRows) else rows.tobytes())
     if order.lanes and not all(shard.xxh3 for shard in stored.shards):
         digest.update(stored._row_reader.block_starts().tobytes())
     return digest.hexdigest()
+
+
+def check_version(expected: int, actual: int) -> None:
+    """Raise an error if a state, which has other rows, is of another version of the dataset."""
+    if expected and actual and expected != actual:
+        raise OptionError(
+            f"the state is of version {expected} of the dataset, and the stream reads version {actual}, which has "
+            f"other rows. Open it with version={expected}, or begin anew."
+        )
 
 
 def _estimate_growth(stored: StoredDataset[Any]) -> float:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
@@ -33,6 +34,7 @@ from quire.data._stream_options import (
     Streaming,
     StreamOptions,
     check_stream_options,
+    check_version,
     choose_order,
     compute_fingerprint,
     estimate_row_bytes,
@@ -59,10 +61,11 @@ _MAX_GROUP = 16
 _MAX_BYTES_AHEAD = 16 << 20
 """The most bytes that a thread gathers in one call, so that the loop does not wait long for the first of them."""
 _STATE_VERSION = 1
-_COUNTS = ("epoch", "start", "step", "done", "before", "epochs", "taken", "lanes")
+_COUNTS = ("epoch", "start", "step", "done", "before", "epochs", "taken", "lanes", "dataset_version")
 _ORDER_FIELDS = ("size", "seed", "shuffle", "block", "window", "lanes")
-_LATER_FIELDS = {"taken", "lanes"}
-"""The fields that states of quire 0.1 do not have."""
+_LATER_FIELDS = {"taken", "lanes", "dataset_version"}
+"""The fields that states of quire 0.1 do not have, or only those of some datasets."""
+_OPTIONAL_FIELDS = {"lanes", "dataset_version"}
 _NOT_A_STATE = "this is no state of a StreamingDataset, or one of another version of quire."
 
 
@@ -95,9 +98,10 @@ class StreamState:
     version: int = _STATE_VERSION
     taken: int = 0
     lanes: int = 0
+    dataset_version: int = 0
 
     @classmethod
-    def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str) -> StreamState:
+    def at(cls, group: StepGroup, step: int, epochs: int | None, dataset: str, dataset_version: int = 0) -> StreamState:
         """Return the state after a number of steps of an epoch; the steps of the group itself do not matter."""
         share, order = group.share, group.share.order
         position = (share.epoch, share.start, step, group.done, group.before, epochs or 0)
@@ -114,14 +118,12 @@ class StreamState:
             dataset=dataset,
             taken=group.taken,
             lanes=order.lanes,
+            dataset_version=dataset_version,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name. Only states of an interleaved order have `lanes`."""
-        fields = asdict(self)
-        if not self.lanes:
-            del fields["lanes"]
-        return fields
+        """Return the fields by name; `lanes` and `dataset_version` only if they are not 0."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL_FIELDS}
 
     @classmethod
     def from_dict(cls, state: Any) -> StreamState:
@@ -162,8 +164,10 @@ class StreamState:
             steps = state._count_steps()
         return replace(state, step=min(step, steps))
 
-    def check(self, order: Order, dataset: str) -> None:
+    def check(self, order: Order, dataset: str, dataset_version: int = 0) -> None:
         """Raise an error for a state of another order, in which the same position means other rows."""
+        if self.dataset != dataset:
+            check_version(self.dataset_version, dataset_version)
         expected = {name: getattr(order, name) for name in _ORDER_FIELDS}
         expected["dataset"] = dataset
         differences = [
@@ -239,7 +243,15 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         chosen = StreamOptions(**{name: value for name, value in options.items() if name in Streaming.__annotations__})
         stored: Any = url
         if not isinstance(url, StoredDataset):
-            stored = open_dataset(url, columns=chosen.columns, where=chosen.where, options=chosen.storage)
+            is_time = isinstance(chosen.version, datetime)
+            stored = open_dataset(
+                url,
+                columns=chosen.columns,
+                where=chosen.where,
+                version=None if is_time else chosen.version,  # type: ignore[arg-type]
+                as_of=chosen.version if is_time else None,  # type: ignore[arg-type]
+                options=chosen.storage,
+            )
         dataset: Any = object.__new__(cls[stored.document_type])  # type: ignore[index]
         dataset._inferred = stored
         return dataset  # type: ignore[no-any-return]
@@ -287,15 +299,23 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         if inferred is not None and inferred is not url:
             return inferred
         if isinstance(url, StoredDataset):
-            if options.columns is not None or options.where is not None or options.verify is not None:
-                raise OptionError("the dataset is open already: pass columns, where and verify to open_dataset().")
-            return url._open_as(self.document_type, type(self).__name__)
+            chosen = (options.columns, options.where, options.verify, options.version)
+            if any(value is not None for value in chosen):
+                raise OptionError(
+                    "the dataset is open already: pass columns, where, verify and version to open_dataset()."
+                )
+            # A view of its own: the dataset becomes another version when its rows are changed, and a stream must not.
+            return url._open_as(self.document_type, type(self).__name__)._with_state()
         if not _is_location(url):
             raise OptionError(
                 f"{type(self).__name__} reads a dataset by its path or address, got {describe(url)}. Documents in "
                 "memory are for MultiModalDataset, or are written first: write_dataset(docs, 'folder')."
             )
-        return StoredDataset[self.document_type](url, options.columns, options.where, options.storage)  # type: ignore[name-defined]
+        dataset_type: Any = StoredDataset[self.document_type]  # type: ignore[name-defined]
+        stored: StoredDataset[DocT] = dataset_type(
+            url, options.columns, options.where, options.storage, version=options.version
+        )
+        return stored
 
     def _describe_empty(self) -> str:
         stored = sum(shard.rows for shard in self.stored.shards)
@@ -461,7 +481,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def _read_lanes_ahead(self, group: StepGroup, span: range, order: InterleavedOrder) -> None:
         """Ask the system to read the blocks that the lanes of this rank come to, some rows before they do."""
         reader = self.stored._row_reader
-        if not reader.is_mapped or reader.rows is not None:
+        if not reader.is_mapped or reader.is_filtered:
             return
         share, ahead = group.share, max(len(span), order.lanes * order.blocks.rows // 8)
         epoch, until = self._read_ahead_until
@@ -483,7 +503,8 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
                 reader.read_ahead(*order.new_runs(share.epoch, until, stop, lanes))
 
     def _state_at(self, group: StepGroup, step: int) -> StreamState:
-        state: StreamState = self._state_type.at(group, step, self.options.epochs, self._fingerprint)
+        version = self.stored._version or 0
+        state: StreamState = self._state_type.at(group, step, self.options.epochs, self._fingerprint, version)
         return state
 
     def _state_at_start(self, start: PassStart) -> StreamState:
@@ -677,7 +698,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
         """
         resumed = self._state_type.from_dict(state)
         order = self._order_with_lanes(getattr(resumed, "lanes", 0))
-        resumed.check(order, self._fingerprint)
+        resumed.check(order, self._fingerprint, self.stored._version or 0)
         self.order = order  # a state that was rejected changes nothing
         if this_worker() is None:
             self._registry.set_next(resumed.next_pass(self.options.epochs))

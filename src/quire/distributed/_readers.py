@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
@@ -50,6 +51,9 @@ from quire.storage import (
     refuse_unknown_columns,
     shard_errors,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FOOTER_THREADS = 16
 _CSV_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -120,6 +124,8 @@ class ShardPiece(NamedTuple):
     shard: Shard
     groups: range
     first: int
+    deleted: NDArray[np.int64] | None = None
+    """The deleted rows of the shard, if there are any."""
 
     @property
     def size(self) -> int:
@@ -154,6 +160,10 @@ class ReadShards(PartitionStage):
                     schema = batch.schema.append(pa.field("id", pa.string(), nullable=False))
                     ids = pa.array(row_ids(url, row, rows), pa.string())
                     batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=schema)  # noqa: PLW2901
+                if piece.deleted is not None:
+                    first, last = np.searchsorted(piece.deleted, [row, row + rows])
+                    live = np.delete(np.arange(rows), piece.deleted[first:last] - row)
+                    batch = batch.take(pa.array(live)) if last > first else batch  # noqa: PLW2901
                 row += rows
                 yield reader.conform(batch, piece.shard)
 
@@ -183,8 +193,9 @@ def plan_parquet(
     files = _find_shards(paths, options.remote, allow_empty=options.allow_empty)
     # Many at a time: each footer is a small request, which may take long on an object store.
     with ThreadPoolExecutor(_FOOTER_THREADS) as pool:
-        shards = list(pool.map(lambda item: (item[0], _load_groups(*item)), files))
-    rows = sum(shard.rows for _, shard in shards)
+        shards = list(pool.map(lambda item: (item[0], _load_groups(item[0], item[1])), files))
+    deleted = [item[2] for item in files]
+    rows = sum(shard.rows for _, shard in shards) - sum(len(gone) for gone in deleted if gone is not None)
     if not rows and not options.allow_empty:
         raise _no_rows_error(paths)
     if document_type is None and not shards:
@@ -199,8 +210,8 @@ def plan_parquet(
     layout = layout if columns is None else layout.select(columns)
     # Each row group is assigned by itself, so that partitions have about the same size; neighbours are merged again.
     pieces = [
-        ShardPiece(folder, shard, range(group, group + 1), sum(shard.groups[:group]))
-        for folder, shard in shards
+        ShardPiece(folder, shard, range(group, group + 1), sum(shard.groups[:group]), gone)
+        for (folder, shard), gone in zip(shards, deleted, strict=True)
         for group in range(len(shard.groups))
     ]
     parts = [
@@ -210,8 +221,10 @@ def plan_parquet(
     return PartitionPlan(ReadShards(parts, layout), len(parts), layout, rows)
 
 
-def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> list[tuple[Folder, Shard]]:
-    """Return the shards of a dataset that quire wrote, or files."""
+def _find_shards(
+    paths: Paths, remote: RemoteOptions, *, allow_empty: bool
+) -> list[tuple[Folder, Shard, NDArray[np.int64] | None]]:
+    """Return the shards of a dataset that quire wrote, with their deleted rows, or files."""
     if isinstance(paths, (str, os.PathLike)) and not is_pattern(paths):
         try:
             dataset = find_dataset(paths, ReadOptions(remote=remote))
@@ -219,9 +232,9 @@ def _find_shards(paths: Paths, remote: RemoteOptions, *, allow_empty: bool) -> l
             if allow_empty:
                 return []
             raise
-        return [(dataset.folder, shard) for shard in dataset.shards]
+        return [(dataset.folder, shard, dataset.deleted_rows(shard)) for shard in dataset.shards]
     files = find_files(paths, tuple(SUFFIXES.values()), remote, allow_empty=allow_empty)
-    return [(file.folder, Shard(file.name, -1, file.size)) for file in files]
+    return [(file.folder, Shard(file.name, -1, file.size), None) for file in files]
 
 
 def _load_groups(folder: Folder, shard: Shard) -> Shard:

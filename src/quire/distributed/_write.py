@@ -31,6 +31,7 @@ from quire.storage import (
     WriteOptions,
     confirm_append,
     encode_line,
+    prepare_append,
     prepare_target,
     read_manifest,
     replace_dataset,
@@ -122,10 +123,11 @@ def write_frame(
     can_resume = _find_obstacle(data) is None
     job = _find_job(data, folder, options) if resumes else None
     log = Log.create(folder, replaces=options.mode == "overwrite")
+    existing = None
     if job is None:
         checked = replace(options, mode="create") if resumes else options
         was_interrupted = can_resume and options.mode == "create" and bool(_read_notes(folder))
-        prepare_target(folder, checked, log, can_resume=was_interrupted)
+        existing = prepare_target(folder, checked, log, can_resume=was_interrupted)
         job = InterruptedJob(log.name.partition("-")[0], {})
     if job.is_published:
         return
@@ -150,8 +152,9 @@ def write_frame(
         for note in _read_notes(folder):  # of a job that was interrupted before, whose files are replaced, too
             folder.delete(note.name)
         return
+    prepare_append(folder, existing, options)
     log.publish(None)
-    confirm_append(folder, log, options.remote)
+    confirm_append(folder, log, options.remote, existing)
     # Last of all: a job that is interrupted here is complete, which mode='resume' sees by its notes.
     _remove_attempts(folder, job.name, {shard.name for shard in shards})
 

@@ -31,6 +31,7 @@ from quire.storage._cache import ShardCache
 from quire.storage._cache import default_folder as default_folder
 from quire.storage._dataset import Location as Location
 from quire.storage._dataset import ReadOptions, StoredDataset, open_dataset
+from quire.storage._dataset import VersionChoice as VersionChoice
 from quire.storage._dataset import find_dataset as find_dataset
 from quire.storage._dataset import load_parquet as load_parquet
 from quire.storage._dataset import read_partitioned_schema as read_partitioned_schema
@@ -50,6 +51,7 @@ from quire.storage._layout import ENUMS_KEY as ENUMS_KEY
 from quire.storage._layout import Layout as Layout
 from quire.storage._layout import Paths as Paths
 from quire.storage._layout import resolve_columns as resolve_columns
+from quire.storage._live_rows import LiveRows as LiveRows
 from quire.storage._locks import lock_file as lock_file
 from quire.storage._manifest import SUFFIXES as SUFFIXES
 from quire.storage._manifest import Log as Log

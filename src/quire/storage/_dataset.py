@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from itertools import takewhile
@@ -64,6 +65,7 @@ from quire.schema import join_path, parse_path
 from quire.storage._cache import ShardCache
 from quire.storage._interchange import open_stream
 from quire.storage._layout import Layout, layout_fingerprint, paths_within, resolve_columns
+from quire.storage._live_rows import LiveRows, RowSelection
 from quire.storage._manifest import SUFFIXES, Shard, list_plain_files, read_manifest
 from quire.storage._remote_blocks import NodeTailCache, keep_tail
 from quire.storage._row_reader import RowReader
@@ -76,12 +78,15 @@ from quire.storage._shard_reader import (
     read_null_count,
 )
 from quire.storage._verification import VerifiedBlocks, Verify, check_verify
+from quire.storage._versions import Snapshot, Version, VersionLog
 from quire.storage._where import Split, Where, matching_rows
 from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
+
+    from quire.storage._row_changes import Difference, Upserted
 
 DocT = TypeVar("DocT", bound=BaseDocument)
 R = TypeVar("R")
@@ -128,23 +133,27 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         columns: Iterable[str] | None = None,
         where: Where | None = None,
         options: ReadOptions | None = None,
+        *,
+        version: VersionChoice = None,
         **more: Any,
     ) -> None:
-        check_options(type(self).__name__, more, ["columns", "where", *ReadOptions.__dataclass_fields__])
+        check_options(type(self).__name__, more, ["columns", "where", "version", *ReadOptions.__dataclass_fields__])
         if self.document_type is BaseDocument:
             raise SchemaError("StoredDataset needs the documents' class: StoredDataset[Student](...).")
         self.options = replace(options or ReadOptions(), **more)
-        files = url if isinstance(url, DatasetFiles) else find_dataset(url, self.options)
+        files = url if isinstance(url, DatasetFiles) else find_dataset(url, self.options, version=version)
         self.folder, self._file = files.folder, files.file
         self._paths = resolve_columns(self.document_type.document_schema(), columns)
         cache = ShardCache(self.options.cache, self.options.cache_bytes)
         self.shards: tuple[Shard, ...] = self._count_rows(files.shards, cache)
-        self._open(cache)
+        self._version, self._is_pinned = files.snapshot and files.snapshot.number, files.is_pinned
+        self._open(cache, _live_rows(self.shards, files.snapshot))
         if where is not None:
-            self._row_reader.rows = matching_rows(self._row_reader.shard_reader, self.shards, where)
+            reader = self._row_reader
+            reader.rows = matching_rows(reader.shard_reader, self.shards, where, rows=reader.rows)
 
     def _open(
-        self, cache: ShardCache, rows: NDArray[np.int64] | None = None, verified: VerifiedBlocks | None = None
+        self, cache: ShardCache, rows: RowSelection | None = None, verified: VerifiedBlocks | None = None
     ) -> None:
         layout = Layout(self.document_type.document_schema(), paths=self._paths)
         self.schema = layout.schema
@@ -437,6 +446,132 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
                 stored_schema = read_arrow_schema(self.folder, shard)
                 refuse_unknown_columns(self.document_type.document_schema(), stored_schema, extra, name)
 
+    # --- versions
+
+    @property
+    def version(self) -> int:
+        """The number of the version; it is larger after every change."""
+        if self._version is None:
+            raise StorageError(
+                f"{display_uri(self.folder.url)}: quire did not write this dataset, and it has no versions."
+            )
+        return self._version
+
+    def versions(self) -> list[Version]:
+        """Return the versions that can be opened: number, time, kind of the change, rows, tags.
+
+        A dataset that was not changed since it was written has one.
+        """
+        known = self._version_log().versions()
+        if known:
+            return known
+        return [self._version_log().resolve(None, None).public()]
+
+    def _version_log(self) -> VersionLog:
+        _ = self.version
+        return VersionLog(self.folder, self.options.remote)
+
+    def _at(self, snapshot: Snapshot) -> StoredDataset[DocT]:
+        """Return the rows of another version."""
+        shards = tuple(shard for shard in snapshot.shards if shard.rows)
+        return self._with_state(
+            shards=shards,
+            rows=_live_rows(shards, snapshot),
+            verified=None,
+            _version=snapshot.number,
+            _is_pinned=True,
+        )
+
+    def _begin_change(self, act: str, *, needs_columns: bool = True) -> VersionLog:
+        """Return the log of versions for a change; raise an error if this is only a part of the dataset."""
+        log = self._version_log()
+        reason = None
+        if self._is_pinned:
+            reason = f"it was opened at version {self.version}; open it without version= or as_of="
+        elif self._row_reader.is_filtered:
+            reason = "some of its rows were selected; pass the condition to the method itself"
+        elif needs_columns and self._paths is not None:
+            reason = "some of its columns were selected; open it without columns="
+        if reason is not None:
+            raise StorageError(f"{display_uri(self.folder.url)}: {act}() changes the latest version: {reason}.")
+        return log
+
+    def _move_to(self, snapshot: Snapshot) -> None:
+        """Become the latest version. Iterators and views that exist keep the rows that they have."""
+        if snapshot.number != self._version:
+            self.__setstate__({**self._at(snapshot).__getstate__(), "_is_pinned": False})
+
+    def delete(self, where: Where) -> int:
+        """Delete the rows that match a filter, and return how many. No file is rewritten.
+
+        The rows are gone for all readers of the new version. Older versions have them until `cleanup`, and other tools
+        see them in the files until `compact`.
+        """
+        log = self._begin_change("delete", needs_columns=False)
+        snapshot, count = _changes().delete(self, log, where)
+        self._move_to(snapshot)
+        return count
+
+    def upsert(self, documents: DocumentBatch[DocT] | Iterable[DocT], key: str = "id") -> Upserted:
+        """Write documents; each takes the place of the rows with the same key, if there are any.
+
+        Returns how many keys were replaced and inserted. All is changed in one step. The rows come after all others. A
+        key that comes twice in the documents, or is None, is an error, and nothing is changed.
+        """
+        log = self._begin_change("upsert")
+        snapshot, counts = _changes().upsert(self, log, documents, key)
+        self._move_to(snapshot)
+        return counts
+
+    def update(self, where: Where, /, **columns: Any) -> int:
+        """Set columns of the rows that match a filter, and return how many: `update({'id': 'x'}, label=3)`.
+
+        The class checks the values. The changed rows come after all others.
+        """
+        log = self._begin_change("update")
+        snapshot, count = _changes().update(self, log, where, columns)
+        self._move_to(snapshot)
+        return count
+
+    def tag(self, name: str, version: int | None = None) -> None:
+        """Give a version a name, by default this one: `open_dataset(url, version='train-1')`. `cleanup` keeps it."""
+        _changes().tag(self._version_log(), name, self.version if version is None else version)
+
+    def untag(self, name: str) -> None:
+        """Remove a tag; the version stays until `cleanup`."""
+        _changes().untag(self._version_log(), name)
+
+    def diff(self, older: int | str, newer: int | str = "latest") -> Difference:
+        """Return the rows that were added and removed between two versions, each as a dataset.
+
+        A row that was changed is in both: in `removed` as it was, and in `added` as it is now.
+        """
+        difference: Difference = _changes().diff(self, self._version_log(), older, newer)
+        return difference
+
+    def compact(self, **more: Any) -> int:
+        """Rewrite shards that have deleted rows without them, and merge small shards; return the number of new shards.
+
+        The rows and their order stay. `more` are fields of `WriteOptions`: shard_bytes, format, compression, ... The
+        old files stay until `cleanup`. If another writer changes one of the shards meanwhile, it is a ConflictError.
+        """
+        log = self._begin_change("compact")
+        before = {shard.name for shard in self.shards}
+        snapshot = _changes().compact(self, log, more)
+        self._move_to(snapshot)
+        return sum(shard.name not in before for shard in snapshot.shards)
+
+    def cleanup(self, older_than: timedelta = timedelta(days=7), *, uncommitted: timedelta = timedelta(days=7)) -> int:
+        """Remove versions that were replaced longer ago than `older_than`, and their files; return the bytes of these.
+
+        Versions with a tag stay, and what they need. Files of writers that began longer ago than `uncommitted`, and
+        never finished, are removed as well.
+        """
+        log = self._begin_change("cleanup", needs_columns=False)
+        snapshot, removed = _changes().cleanup(self, log, older_than, uncommitted)
+        self._move_to(snapshot)
+        return removed
+
     # --- metadata
 
     def verify(self, *, show_progress: bool | None = None) -> None:
@@ -509,7 +644,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
     def __getstate__(self) -> dict[str, Any]:
         # Other processes share the cache and the flags of verified blocks, and open shards themselves.
         reader = self._row_reader
-        kept = {name: self.__dict__[name] for name in ("options", "folder", "shards", "_file", "_paths")}
+        names = ("options", "folder", "shards", "_file", "_paths", "_version", "_is_pinned")
+        kept = {name: self.__dict__[name] for name in names}
         return {**kept, "rows": reader.rows, "cache": reader.shard_reader.cache, "verified": reader.verified}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -526,16 +662,44 @@ class DatasetFiles(NamedTuple):
     file: str | None = None
     infer_class: Callable[[], type[Any]] | None = None
     """Makes a class for the rows; by default, it is the class of the first shard."""
+    snapshot: Snapshot | None = None
+    """The version that the shards are of, if quire wrote the dataset in a folder."""
+    is_pinned: bool = False
+    """Whether the version was chosen by the caller."""
+
+    def deleted_rows(self, shard: Shard) -> NDArray[np.int64] | None:
+        """Return the deleted rows of a shard; None if there are none."""
+        if self.snapshot is None or shard.name not in self.snapshot.deletes:
+            return None
+        return self.snapshot.deleted_rows(shard.name)
 
 
+VersionChoice = int | str | datetime | None
+"""The number of a version, its tag, or the time at which it was the latest; None for the latest."""
 Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """The folder of a dataset, a file, a pattern of files such as 's3://bucket/part-*.parquet', or a list of files."""
 
 
 def find_dataset(
-    url: Location, options: ReadOptions, split: str | None = None, config: str | None = None
+    url: Location,
+    options: ReadOptions,
+    split: str | None = None,
+    config: str | None = None,
+    version: VersionChoice = None,
 ) -> DatasetFiles:
     """Find the shards of a dataset; `split` and `config` are those of a dataset on the Hugging Face Hub."""
+    files = _find_dataset(url, options, split, config, version)
+    if version is not None and not files.is_pinned:
+        raise OptionError(
+            f"version={version!r}: only datasets in folders that quire wrote have versions, and this is "
+            f"{'a list of files' if isinstance(url, (list, tuple)) else display_uri(os.fspath(url))}."
+        )
+    return files
+
+
+def _find_dataset(
+    url: Location, options: ReadOptions, split: str | None, config: str | None, version: VersionChoice
+) -> DatasetFiles:
     if isinstance(url, (list, tuple)):
         return _list_files(url, options.remote)
     if not isinstance(url, (str, os.PathLike)):
@@ -552,7 +716,7 @@ def find_dataset(
         tails = NodeTailCache(ShardCache(options.cache, options.cache_bytes))
         opened = import_module("quire.storage._hub_reader").open_split(folder, split, config, tails)  # rarely needed
         if isinstance(opened, HubFolder):
-            return DatasetFiles(opened, list_shards(opened, None, options))
+            return list_shards(opened, None, options, version)
         return DatasetFiles(opened.folder, opened.shards, infer_class=opened.infer_class)
     for name, value in (("split", split), ("config", config)):
         if value is not None:
@@ -560,7 +724,7 @@ def find_dataset(
                 f"{display_uri(folder.url)}: {name}={value!r} is an option of datasets on the Hugging Face Hub "
                 "(hf://datasets/owner/name), and this is none. where=Split(...) selects a part of the rows."
             )
-    return DatasetFiles(folder, list_shards(folder, file, options), file)
+    return list_shards(folder, file, options, version)
 
 
 def _match_files(pattern: str, remote: RemoteOptions) -> DatasetFiles:
@@ -607,12 +771,40 @@ def _list_files(paths: Sequence[Any], remote: RemoteOptions) -> DatasetFiles:
     return DatasetFiles(folder, [Shard(name, -1, size) for name, size in zip(names, sizes, strict=True)])
 
 
-def list_shards(folder: Folder, file: str | None, options: ReadOptions) -> Sequence[Shard]:
-    """Return the shards in the logs of a folder, or else its plain files; or the one `file` of it."""
+def list_shards(folder: Folder, file: str | None, options: ReadOptions, version: VersionChoice) -> DatasetFiles:
+    """Return the shards of a version of a folder, or else its plain files; or the one `file` of it."""
     if file is not None:
-        return [Shard(file, -1, folder.size(file))]
+        return DatasetFiles(folder, [Shard(file, -1, folder.size(file))], file)
+    versions = VersionLog(folder, options.remote)
+    snapshot = versions.latest()
+    if version is not None or snapshot is not None:
+        if isinstance(version, datetime):
+            snapshot = versions.resolve(None, version)
+        elif version is not None or snapshot is None:
+            snapshot = versions.resolve(version, None)
+        return DatasetFiles(folder, snapshot.shards, snapshot=snapshot, is_pinned=version is not None)
     manifest = read_manifest(folder, options.remote)
-    return manifest.shards if manifest.logs else list_plain_files(folder)
+    if not manifest.logs:
+        return DatasetFiles(folder, list_plain_files(folder))
+    snapshot = Snapshot(manifest.number, manifest.time, "write", manifest.shards)
+    return DatasetFiles(folder, manifest.shards, snapshot=snapshot)
+
+
+def _changes() -> Any:
+    return import_module("quire.storage._row_changes")  # rarely needed
+
+
+def _live_rows(shards: Sequence[Shard], snapshot: Snapshot | None) -> LiveRows | None:
+    """Return the rows of shards that were not deleted; None if none was."""
+    if snapshot is None or not snapshot.deletes:
+        return None
+    starts = np.cumsum([0, *(shard.rows for shard in shards)], dtype=np.int64)
+    deleted = [
+        start + snapshot.deleted_rows(shard.name)
+        for start, shard in zip(starts.tolist(), shards, strict=False)
+        if shard.name in snapshot.deletes
+    ]
+    return LiveRows(int(starts[-1]), np.concatenate(deleted)) if deleted else None
 
 
 def split_file(url: str | os.PathLike[str], remote: RemoteOptions) -> tuple[Folder, str | None]:
@@ -662,6 +854,8 @@ def open_dataset(  # noqa: PLR0913 - by name
     extra: Extra = "ignore",
     split: str | None = None,
     config: str | None = None,
+    version: int | str | None = None,
+    as_of: datetime | None = None,
     options: ReadOptions | None = None,
     **more: Any,
 ) -> StoredDataset[DocT]:
@@ -671,17 +865,24 @@ def open_dataset(  # noqa: PLR0913 - by name
     the Hugging Face Hub is 'hf://datasets/owner/name', with '@revision' if it is not the main branch; `split` and
     `config` name one of its splits and configs, and are needed if there are several.
 
+    `version` is the number of a version or a tag, and `as_of` the time of the version; by default, it is the latest.
+
     Without `document_type`, the class is the one that wrote the dataset if it is loaded, else one made from the files.
     `columns` are the paths of the fields to read. `where` selects rows: a query as `DocumentArray.filter` takes it, a
     `Split`, or a function. Columns that the class has no field for are ignored, or refused with `extra='forbid'`, for
     which the footers of all shards are read. `more` are fields of `ReadOptions`: cache, cache_bytes, remote, verify.
     """
-    names = ["columns", "where", "extra", "split", "config", *ReadOptions.__dataclass_fields__]  # for suggestions
+    names = [  # for suggestions
+        *("columns", "where", "extra", "split", "config", "version", "as_of"),
+        *ReadOptions.__dataclass_fields__,
+    ]
     check_options("open_dataset", more, names)
     options = replace(options or ReadOptions(), **more)
     if document_type is not None and not is_document_type(document_type):
         raise SchemaError(f"open_dataset: document_type takes a document class, got {describe(document_type)}.")
-    files = find_dataset(url, options, split, config)
+    if version is not None and as_of is not None:
+        raise OptionError("a version is chosen by version= or by as_of=, and not by both.")
+    files = find_dataset(url, options, split, config, version if as_of is None else as_of)
     row_type: Any = document_type
     if row_type is None:
         row_type = _find_class(files.folder, files.shards) if files.infer_class is None else files.infer_class()

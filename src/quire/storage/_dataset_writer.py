@@ -38,14 +38,15 @@ from quire.storage._manifest import (
     Log,
     Manifest,
     Shard,
+    commit_path,
     find_strays,
-    read_manifest,
     write_index,
     writer_name,
 )
 from quire.storage._schema_conversion import conform_fields, narrow_class, stored_class_name
 from quire.storage._shard_reader import read_arrow_schema, recover_shard
 from quire.storage._shard_writer import Format, ShardFile, TimestampChooser
+from quire.storage._versions import Change, Snapshot, VersionLog, read_state
 from quire.tensors import describe
 
 DocT = TypeVar("DocT", bound=BaseDocument)
@@ -243,7 +244,7 @@ class DatasetWriter(RecordBatchWriter, Generic[DocT]):
         if self._log.replaces:
             replace_dataset(self.folder, self._log, self.options.remote)
         elif self._log.lines:
-            confirm_append(self.folder, self._log, self.options.remote)
+            confirm_append(self.folder, self._log, self.options.remote, self._existing)
 
 
 # --- datasets that exist already
@@ -253,9 +254,9 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
     """Return what the folder has already, after checking that the mode allows it.
 
     With mode='resume', complete shards of writers that were killed are added to the log first. `can_resume` says
-    whether the caller has that mode.
+    whether the caller has that mode. A dataset that is appended to gets its first version.
     """
-    manifest = read_manifest(folder, options.remote)
+    manifest = read_state(folder, options.remote)
     strays = find_strays(folder, manifest)
     if options.mode == "create" and (manifest.shards or strays.keys() - {""}):
         resume = " 'resume' to continue a write that was interrupted," if can_resume else ""
@@ -268,6 +269,12 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
             f"{display_uri(folder.url)}: {strays[''][0].name} was not written by quire, and would not be a part of the "
             "dataset. Write to another folder."
         )
+    if options.mode == "append" and manifest.shards and manifest.snapshot is None:
+        VersionLog(folder, options.remote).adopt()
+        return read_state(folder, options.remote)
+    if options.mode == "resume" and manifest.snapshot is not None:
+        _check_rows_in_order(folder, manifest.snapshot, options.remote)
+        return manifest
     if options.mode != "resume":
         return manifest
     # A file gets its name when it is complete, and its line in the log after that. A writer that was killed in between
@@ -289,7 +296,8 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
 
 def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     """Publish a log that replaces all others, and delete what they list."""
-    before = read_manifest(folder, remote)
+    before = read_state(folder, remote)
+    versions = VersionLog(folder, remote)
     names = {entry.name for entry in folder.list(tuple(SUFFIXES.values()))}
     if any(json.loads(line)["name"] not in names for line in log.lines):
         raise StorageError(
@@ -298,9 +306,16 @@ def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     # Publishing the log is the moment of the replacement: readers see the old shards before, and the new ones after.
     # Old files are deleted last. A writer that is killed in between leaves files that no log lists, and old logs that
     # the new one has replaced: the next replacement removes them.
+    # If the dataset has commits, the commit is that moment instead, and the log has no effect before it.
     logs = (*before.logs, *before.old_logs)
-    log.publish(logs)
-    after = read_manifest(folder, remote)
+    log.publish(logs, before.number + 1 if before.shards else 1)
+    if versions.is_marked():
+        shards = [Shard.from_dict(json.loads(line)) for line in log.lines]
+        head = versions.write(lambda head: _overwrite(folder, head, shards))
+        for number in versions.numbers():
+            if number < head.number:
+                folder.delete(commit_path(number))
+    after = read_state(folder, remote)
     write_index(folder, after)
     strays = find_strays(folder, after)
     # Files without a writer are not from quire, and stay.
@@ -311,14 +326,50 @@ def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
         folder.delete(f"{LOGS}/{name}")
 
 
-def confirm_append(folder: Folder, log: Log, remote: RemoteOptions) -> None:
-    """Check that a log is part of the dataset, which another writer may have replaced, and update the index."""
-    manifest = read_manifest(folder, remote)
-    if log.name not in map(writer_name, manifest.logs):
+def _overwrite(folder: Folder, head: Snapshot, shards: list[Shard]) -> Change:
+    if head.tags:
+        tags = ", ".join(map(repr, sorted(head.tags)))
         raise StorageError(
-            f"{display_uri(folder.url)}: another writer has overwritten the dataset in the meantime, and what was "
-            "written here is not part of it. Write it again."
+            f"{display_uri(folder.url)}: overwriting the dataset would remove the versions with the tags {tags}. Write "
+            "to another folder, or remove the tags with untag(). Nothing was changed."
         )
+    return Change("overwrite", shards, starts_anew=True)
+
+
+def _check_rows_in_order(folder: Folder, snapshot: Snapshot, remote: RemoteOptions) -> None:
+    """Raise an error unless the rows are those that were written, in that order: 'resume' skips as many."""
+    versions = VersionLog(folder, remote)
+    kinds = {version.kind for version in versions.versions()}
+    if not kinds <= {"write", "append", "tag", "untag"} or snapshot.dropped:
+        raise StorageError(
+            f"{display_uri(folder.url)}: mode='resume' skips as many documents as the dataset has, and its rows have "
+            "been changed since they were written. Pass mode='append', or upsert() the documents."
+        )
+
+
+def confirm_append(folder: Folder, log: Log, remote: RemoteOptions, existing: Manifest) -> None:
+    """Make a log part of the dataset, unless another writer has replaced that since it was `existing`."""
+    overwritten = StorageError(
+        f"{display_uri(folder.url)}: another writer has overwritten the dataset in the meantime, and what was "
+        "written here is not part of it. Write it again."
+    )
+    manifest = read_state(folder, remote)
+    if log.name not in map(writer_name, manifest.logs):
+        raise overwritten
+    versions = VersionLog(folder, remote)
+    if versions.is_marked():
+        # The lines of this log count no more by themselves. Those that were written before the first commit may be
+        # part of it.
+        shards = [Shard.from_dict(json.loads(line)) for line in log.lines]
+
+        def append(head: Snapshot) -> Change | None:
+            names = {shard.name for shard in head.shards}
+            if head.overwritten > existing.number or (existing.snapshot is None and head.overwritten):
+                raise overwritten
+            missing = [shard for shard in shards if shard.name not in names]
+            return Change("append", missing) if missing else None
+
+        versions.write(append)
     write_index(folder, manifest)
 
 

@@ -5,6 +5,8 @@ writer that is killed leaves a dataset of complete shards, and concurrent writer
 first line says that it replaces others is published in one step, and takes their place. `index.json` lists the logs for
 stores that cannot list files, such as a plain HTTP server.
 
+From the first change on, numbered commits in the same folder say what the dataset has (`quire.storage._versions`).
+
 Lines of format 2 end with a checksum of themselves. An incomplete last line is what a killed writer left, and is
 ignored; any other line whose checksum is wrong is damage. Logs of format 1, which have no checksums, stay readable.
 """
@@ -18,19 +20,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import ShardError, StorageError, StorageNotFoundError
 from quire.files import Folder, RemoteOptions, display_uri, open_folder
 from quire.storage._block_table import checksum
 
+if TYPE_CHECKING:
+    from quire.storage._versions import Snapshot
+
 LOGS = "_quire"
+COMMIT = re.compile(r"version-(\d{10})\.v2\.jsonl")
+"""The names of commits. They end like logs, so that versions of quire that do not know commits refuse the dataset."""
 SUFFIXES = {"parquet": ".parquet", "arrow": ".arrow"}
 _VERSION = 2
 _SUFFIX = ".v2.jsonl"
 _FEATURES: frozenset[str] = frozenset()
 """The features that lines may require of readers and this version has. See docs/decisions/0015-storage-format-2.md."""
 _INDEX = "index.json"
+_LATEST = "versions.json"
 _NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})-\d{5,}\.(?:parquet|arrow)")
 _ATTEMPTS = 5
 
@@ -132,9 +140,13 @@ class Log:
         if self._begun and not self.lines:
             self.folder.delete(self.path)
 
-    def publish(self, replaced: tuple[str, ...] | None) -> None:
-        """Write all lines in one step, replacing other logs; with None, none is replaced."""
-        head = encode_line({} if replaced is None else {"replaces": replaced})
+    def publish(self, replaced: tuple[str, ...] | None, number: int = 1) -> None:
+        """Write all lines in one step, replacing other logs; with None, none is replaced.
+
+        `number` is the version that the dataset has then, unless it has commits.
+        """
+        later = {"number": number} if number > 1 else {}
+        head = encode_line({} if replaced is None else {"replaces": replaced, **later})
         content = "".join(f"{line}\n" for line in (head, *self.lines)).encode()
         if replaced is not None:
             self.folder.create(self.path, content)  # in one step, and never in place of the log of another writer
@@ -153,7 +165,19 @@ class Manifest:
     old_logs: tuple[str, ...] = ()
     """Logs that were replaced by others."""
     old_shards: tuple[str, ...] = ()
-    """The names of shards that only replaced logs list."""
+    """The names of shards that only replaced logs list, or that are not part of the latest version."""
+    number: int = 1
+    """The version."""
+    snapshot: Snapshot | None = None
+    """The latest version, if the dataset has commits."""
+
+    @property
+    def time(self) -> int:
+        """When the last writer began, in microseconds since 1970; 0 if its log does not say."""
+        try:
+            return max((int(log.partition("-")[0], 16) // 1000 for log in self.logs), default=0)
+        except ValueError:
+            return 0
 
     @classmethod
     def from_lines(cls, contents: Mapping[str, Sequence[Mapping[str, Any]]]) -> Manifest:
@@ -168,7 +192,8 @@ class Manifest:
         shards = {line["name"]: line["shard"] for name in logs for line in contents[name] if "shard" in line}
         others = [name for name in contents if name not in logs]
         old = [line["name"] for name in others for line in contents[name] if line.get("name", "") not in ("", *shards)]
-        return cls(tuple(shards.values()), tuple(logs), tuple(others), tuple(old))
+        number = max([1, *(line.get("number", 1) for name in heads[-1:] for line in contents[name])])
+        return cls(tuple(shards.values()), tuple(logs), tuple(others), tuple(old), number)
 
 
 def open_logs(url: str, options: RemoteOptions | None = None) -> Folder:
@@ -195,7 +220,7 @@ def _log_names(logs: Folder) -> list[str]:
     """Return the names of the logs in the folder; from the index if it lists none, or cannot be listed."""
     # Listing is preferred: a writer that was killed may not have updated the index.
     try:
-        names = [entry.name for entry in logs.list((".jsonl",))]
+        names = [entry.name for entry in logs.list((".jsonl",)) if not COMMIT.fullmatch(entry.name)]
     except StorageError:
         names = _read_index(logs)
         if not names:
@@ -222,6 +247,44 @@ def write_index(folder: Folder, manifest: Manifest) -> None:
     """Write the names of the logs, for stores that cannot list files."""
     with folder.open_for_write(f"{LOGS}/{_INDEX}") as file:
         file.write(encode_line({"logs": manifest.logs}).encode())
+
+
+def commit_path(number: int) -> str:
+    """Return the path of a commit in the folder of the dataset."""
+    return f"{LOGS}/version-{number:010d}{_SUFFIX}"
+
+
+def list_commits(logs: Folder) -> list[int]:
+    """Return the numbers of the commits in the folder of the logs, in order."""
+    try:
+        matches = [COMMIT.fullmatch(entry.name) for entry in logs.list((_SUFFIX,))]
+    except StorageError:
+        matches = []
+    numbers = sorted(int(match[1]) for match in matches if match is not None)
+    return numbers or _probe_commits(logs)
+
+
+def _probe_commits(logs: Folder) -> list[int]:
+    """Find the commits of a folder that cannot be listed: from a file that may be older than the latest of them."""
+    if logs.local_path("x") is not None:
+        return []
+    try:
+        content = logs.read(_LATEST)
+    except StorageNotFoundError:
+        return []
+    try:
+        first, last = decode_line(content)["commits"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{display_uri(logs.join(_LATEST))}: this is not a list of versions.") from error
+    while logs.exists(commit_path(last + 1).removeprefix(f"{LOGS}/")):
+        last += 1
+    return list(range(first, last + 1))
+
+
+def write_latest(folder: Folder, first: int, last: int) -> None:
+    """Write the numbers of the first and the latest commit, for stores that cannot list files."""
+    with folder.open_for_write(f"{LOGS}/{_LATEST}", durable=False) as file:
+        file.write(encode_line({"commits": [first, last]}).encode())
 
 
 def encode_line(content: Mapping[str, Any]) -> str:
@@ -306,6 +369,12 @@ def find_strays(folder: Folder, manifest: Manifest) -> dict[str, list[Shard]]:
             match = _NAME.fullmatch(entry.name)
             strays.setdefault(match[1] if match else "", []).append(Shard(entry.name, -1, entry.size))
     return strays
+
+
+def start_of_writer(shard: str) -> int | None:
+    """Return when the writer of a shard began, in microseconds since 1970; None for files of other tools."""
+    match = _NAME.fullmatch(shard)
+    return None if match is None else int(match[1].partition("-")[0], 16) // 1000
 
 
 def writer_name(log: str) -> str:

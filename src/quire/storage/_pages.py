@@ -101,8 +101,7 @@ class Pages:
     def matching(self, where: Where) -> NDArray[np.int64]:
         """Return the positions of the rows that match a filter."""
         reader = self._reader
-        rows = matching_rows(reader.shard_reader, reader.shards, where)
-        return rows if reader.rows is None else np.flatnonzero(np.isin(reader.rows, rows))
+        return reader.count_before(matching_rows(reader.shard_reader, reader.shards, where, rows=reader.rows))
 
     def blocks(self, rows: int = 65_536) -> Iterator[tuple[int, Columns]]:
         """Yield all rows in order, some at a time: the position of the first, and the columns."""

@@ -26,6 +26,7 @@ from quire.schema import parse_path
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._layout import Layout, layout_fingerprint
+from quire.storage._live_rows import LiveRows, RowSelection, count_before, rows_of_shard, stored_rows
 from quire.storage._manifest import Shard
 from quire.storage._remote_blocks import RemoteBlocks, read_columns
 from quire.storage._row_locations import RowLocations, sorted_unique
@@ -46,7 +47,6 @@ from quire.storage._shard_reader import (
     shard_errors,
 )
 from quire.storage._verification import VerifiedBlocks
-from quire.storage._where import rows_of_shard
 from quire.tensors import Framework
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class RowReader:
     use one reader. A lock protects the list of open shards; copying rows takes none (see `AddressTable`).
 
     `shards` are the shards that have rows, in order, and `rows` the ascending numbers of the rows that a filter
-    selected, or None for all. `verified` are the flags of another reader of the same shards and columns.
+    selected, those that were not deleted, or None for all. `verified` are the flags of another reader of the same shards
+    and columns.
     """
 
     _opened: NDArray[np.int64]
@@ -98,7 +99,7 @@ class RowReader:
         self,
         shard_reader: ShardReader,
         shards: tuple[Shard, ...],
-        rows: NDArray[np.int64] | None = None,
+        rows: RowSelection | None = None,
         verified: VerifiedBlocks | None = None,
     ) -> None:
         self.shard_reader, self.shards, self.rows = shard_reader, shards, rows
@@ -249,7 +250,7 @@ class RowReader:
             known = None if table is None else table.row_lengths(path)
             lengths += [lengths_at(layout, parts, batch) for batch in reader.read(shard)] if known is None else [known]
         in_shards = np.concatenate(lengths)
-        return in_shards if self.rows is None else in_shards[self.rows]
+        return in_shards if self.rows is None else in_shards[self.stored_rows(np.arange(len(self)))]
 
     def block_starts(self) -> NDArray[np.int64]:
         """Return the first row of each block (record batch or row group) of all shards; at the end, their number.
@@ -266,7 +267,7 @@ class RowReader:
                 self._check_block_rows(number, rows)
                 sizes += rows
             starts: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-            self._block_starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
+            self._block_starts = self.count_before(starts)
         return self._block_starts
 
     def block_bytes(self) -> NDArray[np.int64]:
@@ -320,14 +321,16 @@ class RowReader:
         After the first such call, the system reads nothing else of shards that are opened but what is asked for. Small
         shards are left alone: all would have to be opened, and there is little in them that is read in vain.
         """
-        if self.rows is not None or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
+        if self.is_filtered or not self.is_mapped or self.nbytes < _LARGE * len(self.shards) or not len(begins):
             return
         self.shard_reader.reads_ahead, self._addresses.read_ahead_parts = True, self.layout.read_ahead_parts
         with self._lock:
             edges = self.locate(np.concatenate([begins, ends - 1]))  # in one call: another one may close shards
             lengths = np.append(self._batch_starts[1:], self._virtual_rows) - self._batch_starts
         first, last = edges.select(slice(len(begins))), edges.select(slice(len(begins), None))
-        counts = np.minimum(ends - begins, lengths[first.batches] - first.positions)
+        # Deleted rows in between are read as well: they are few, and one range is read faster than two.
+        spans = self.stored_rows(ends - 1) - self.stored_rows(begins) + 1
+        counts = np.minimum(spans, lengths[first.batches] - first.positions)
         self.layout.read_ahead(first, counts)
         across = np.flatnonzero(first.batches != last.batches)  # ranges that end in another record batch
         if len(across):
@@ -335,8 +338,17 @@ class RowReader:
             self.layout.read_ahead(rest, last.positions[across] + 1)
 
     def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers in the shards of rows by position, which differ if the dataset is filtered."""
-        return rows if self.rows is None else self.rows[rows]
+        """Return the numbers in the shards of rows by position, which differ if rows were deleted or filtered."""
+        return stored_rows(self.rows, rows)
+
+    def count_before(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of rows of the dataset before stored rows."""
+        return count_before(self.rows, stored)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter selected the rows."""
+        return self.rows is not None and not isinstance(self.rows, LiveRows)
 
     def shards_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of the shards that rows are in."""

@@ -16,6 +16,7 @@ from quire.errors import DecodeError, OptionError, StorageError
 from quire.schema import FieldKind, FieldPath, Schema, join_path
 from quire.storage._dataset import StoredDataset
 from quire.storage._layout import Layout, Paths, resolve_columns
+from quire.storage._live_rows import LiveRows
 from quire.storage._manifest import Shard
 from quire.storage._shard_reader import ShardReader, footer_null_counts, read_block_rows, read_table
 from quire.tensors import get_framework
@@ -144,10 +145,12 @@ class NullCount(NamedTuple):
 def null_counts(dataset: StoredDataset[Any], paths: Sequence[FieldPath]) -> dict[FieldPath, NullCount]:
     """Count the missing values at paths over all shards; paths without null counts in the metadata are left out.
 
-    Block tables have null counts, and so have the footers of local files. Rows that a filter excludes count as well.
+    Block tables have null counts, and so have the footers of local files. Rows that a filter excludes count as well. If
+    rows were deleted, there are no counts: the metadata does not say what these rows had.
     """
     shards = dataset.shards
-    if not paths or not shards or len(shards) > _MAX_SHARDS:
+    has_deleted = isinstance(dataset._row_reader.rows, LiveRows)
+    if not paths or not shards or len(shards) > _MAX_SHARDS or has_deleted:
         return {}
     try:
         if dataset.folder.local_path(shards[0].name) is None:

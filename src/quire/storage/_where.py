@@ -21,6 +21,7 @@ from quire.schema import join_path, parse_path
 from quire.storage._block_table import checksum
 from quire.storage._cache import cache_key
 from quire.storage._layout import Layout, Paths, json_schema, layout_fingerprint, paths_within
+from quire.storage._live_rows import RowSelection, rows_of_shard
 from quire.storage._manifest import Shard
 from quire.storage._remote_blocks import read_columns
 from quire.storage._shard_reader import ShardReader
@@ -69,7 +70,7 @@ def matching_rows(
     shards: Iterable[Shard],
     where: Where,
     *,
-    rows: NDArray[np.int64] | None = None,
+    rows: RowSelection | None = None,
     columns: Paths = None,
 ) -> NDArray[np.int64]:
     """Return the numbers of the rows that match a filter: of `rows`, by default of all.
@@ -131,7 +132,7 @@ def _find_rows(
     shards: list[Shard],
     query: Query | Split,
     paths: Paths,
-    rows: NDArray[np.int64] | None = None,
+    rows: RowSelection | None = None,
 ) -> NDArray[np.int64]:
     """Find the matching rows by reading the columns of the query, without row groups that cannot match."""
     # Only the columns of the query are read; a function, whose columns are not known, is called with whole documents.
@@ -145,11 +146,6 @@ def _find_rows(
             matches.append(start + numbers[query.rows(columns)])
         start += shard.rows
     return np.concatenate(matches)
-
-
-def rows_of_shard(rows: NDArray[np.int64] | None, start: int, shard: Shard) -> NDArray[np.int64] | None:
-    """Return the numbers within a shard of those of ascending rows that are in it; None, for all rows, stays None."""
-    return None if rows is None else rows[slice(*np.searchsorted(rows, [start, start + shard.rows]))] - start
 
 
 # --- statistics of row groups
