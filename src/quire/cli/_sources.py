@@ -167,6 +167,7 @@ def _open_dataset(path: str, options: SourceOptions) -> DocumentSource:
         "formats": sorted({shard.format for shard in dataset.shards}),
         # A dataset of other writers, or of one file, has no manifest with checksums.
         "checksums": bool(dataset.shards) and all(shard.xxh3 for shard in dataset.shards),
+        **_describe_version(dataset),
         **_column_compression(dataset),
     }
 
@@ -175,6 +176,20 @@ def _open_dataset(path: str, options: SourceOptions) -> DocumentSource:
         return map(batch._wrap, dataset._row_reader.read_parts())
 
     return DocumentSource(path, "dataset", dataset.document_type, len(dataset), dataset.nbytes, items, facts, dataset)
+
+
+def _describe_version(dataset: StoredDataset[Any]) -> dict[str, Any]:
+    """Return the version of a dataset that was changed, its tags, and how many rows of the files are deleted."""
+    if dataset._version is None:
+        return {}
+    deleted = sum(shard.rows for shard in dataset.shards) - len(dataset)
+    known = next((version for version in dataset.versions() if version.number == dataset.version), None)
+    return {
+        "version": dataset.version,
+        **({"tags": list(known.tags)} if known is not None and known.tags else {}),
+        # Other tools that read the files see these rows.
+        **({"deleted_rows": deleted} if deleted else {}),
+    }
 
 
 def _column_compression(dataset: StoredDataset[Any]) -> dict[str, Any]:

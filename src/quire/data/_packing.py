@@ -37,7 +37,7 @@ from quire.data._frameworks import convert_batch
 from quire.data._interleaved import InterleavedOrder
 from quire.data._lengths import LengthIndex, open_arrays
 from quire.data._shm_transport import use_shared_memory
-from quire.data._stream_options import check_version
+from quire.data._stream_options import explain_version
 from quire.document import BaseDocument
 from quire.errors import OptionError, reject_unknown_options
 from quire.schema import parse_path
@@ -480,7 +480,7 @@ class PackState:
             raise OptionError("this is no state of a PackedDataset, or one of another version of quire.")
         try:
             values: list[Any] = [*state["position"], *state["division"], state["size"], state["order"]]
-            result = cls(*values, dataset_version=state.get("dataset_version", 0))
+            result = cls(*values, state.get("dataset_version", 0))
         except (KeyError, TypeError) as error:
             raise OptionError(f"the state is damaged: {dict(state)}") from error
         sizes = result.world_size, result.batch_size, result.length, result.size, result.dataset_version
@@ -506,9 +506,9 @@ class PackState:
     def check(self, order: Order, name: str, dataset_version: int = 0) -> None:
         """Raise an error for a state of another order, in which the same position means other tokens."""
         if self.order != name or self.size != order.size:
-            check_version(self.dataset_version, dataset_version)
             raise OptionError(
-                "the state is of another dataset, or of tokens in another order. Open the same dataset with the same "
+                "the state is of another dataset, or of tokens in another order."
+                f"{explain_version(self.dataset_version, dataset_version)} Open the same dataset with the same "
                 "seed, shuffle, where and memory_bytes, and pack the same field in the same way, or begin anew."
             )
 

@@ -347,13 +347,14 @@ def compute_fingerprint(stored: StoredDataset[Any], order: Order) -> str:
     return digest.hexdigest()
 
 
-def check_version(expected: int, actual: int) -> None:
-    """Raise an error if a state, which has other rows, is of another version of the dataset."""
-    if expected and actual and expected != actual:
-        raise OptionError(
-            f"the state is of version {expected} of the dataset, and the stream reads version {actual}, which has "
-            f"other rows. Open it with version={expected}, or begin anew."
-        )
+def explain_version(expected: int, actual: int) -> str:
+    """Return what an error about a state of other rows says if it is of another version of the dataset."""
+    if not expected or not actual or expected == actual:
+        return ""
+    return (
+        f" It is of version {expected} of the dataset, and the stream reads version {actual}: open the dataset with "
+        f"version={expected}."
+    )
 
 
 def _estimate_growth(stored: StoredDataset[Any]) -> float:

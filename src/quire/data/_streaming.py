@@ -34,10 +34,10 @@ from quire.data._stream_options import (
     Streaming,
     StreamOptions,
     check_stream_options,
-    check_version,
     choose_order,
     compute_fingerprint,
     estimate_row_bytes,
+    explain_version,
 )
 from quire.data._trainers import check_trainer, is_in_fit_loop
 from quire.data._windows import Windows, find_window_starts
@@ -166,8 +166,6 @@ class StreamState:
 
     def check(self, order: Order, dataset: str, dataset_version: int = 0) -> None:
         """Raise an error for a state of another order, in which the same position means other rows."""
-        if self.dataset != dataset:
-            check_version(self.dataset_version, dataset_version)
         expected = {name: getattr(order, name) for name in _ORDER_FIELDS}
         expected["dataset"] = dataset
         differences = [
@@ -177,8 +175,10 @@ class StreamState:
         ]
         if differences:
             raise OptionError(
-                f"the state is of another order of rows: {'; '.join(differences)}. Open the same dataset with the same "
-                f"seed, shuffle, where and {'lanes' if self.lanes else 'memory_bytes'}, or begin anew."
+                f"the state is of another order of rows: {'; '.join(differences)}."
+                f"{explain_version(self.dataset_version, dataset_version) if self.dataset != dataset else ''} Open the "
+                f"same dataset with the same seed, shuffle, where and {'lanes' if self.lanes else 'memory_bytes'}, or "
+                "begin anew."
             )
 
     def divides_like(self, share: Slice) -> bool:

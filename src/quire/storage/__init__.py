@@ -4,6 +4,7 @@ Modules, from the user's calls down to bytes:
 
 - `_dataset`, `_dataset_writer`: open, read, write and save datasets;
 - `_row_reader`, `_row_locations`: rows by number, and by memory address; `_remote_blocks`: blocks of remote shards;
+- `_versions`, `_row_changes`, `_live_rows`: versions, changes of rows, and which rows are left;
 - `_where`, `_statistics`, `_pages`: filters, statistics, and rows for viewers;
 - `_shard_reader`, `_shard_writer`, `_manifest`: shards, and the logs that list them;
 - `_block_table`, `_verification`: checksums; `_cache`, `_locks`: local copies, and locks between processes;
@@ -91,22 +92,27 @@ from quire.storage._statistics import null_counts as null_counts
 from quire.storage._tensor_codecs import TensorCodec as TensorCodec
 from quire.storage._tensor_codecs import has_mixed_tensors as has_mixed_tensors
 from quire.storage._verification import Verify as Verify
+from quire.storage._versions import Version
 from quire.storage._where import Split, Where
 
 if TYPE_CHECKING:
     from quire.storage._hub_writer import push_to_hub as push_to_hub
     from quire.storage._huggingface import write_huggingface as write_huggingface
+    from quire.storage._row_changes import Difference, Upserted
     from quire.storage.importers import ImportOptions, import_dataset
 
 __all__ = [
     "ColumnStatistics",
     "DatasetWriter",
+    "Difference",
     "ImportOptions",
     "ReadOptions",
     "Shard",
     "ShardCache",
     "Split",
     "StoredDataset",
+    "Upserted",
+    "Version",
     "Where",
     "WriteOptions",
     "column_statistics",
@@ -116,8 +122,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Difference": "_row_changes",
     "ImportOptions": "importers",
     "import_dataset": "importers",
+    "Upserted": "_row_changes",
     "push_to_hub": "_hub_writer",
     "write_huggingface": "_huggingface",
 }

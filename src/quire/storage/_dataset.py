@@ -146,7 +146,8 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         self._paths = resolve_columns(self.document_type.document_schema(), columns)
         cache = ShardCache(self.options.cache, self.options.cache_bytes)
         self.shards: tuple[Shard, ...] = self._count_rows(files.shards, cache)
-        self._version, self._is_pinned = files.snapshot and files.snapshot.number, files.is_pinned
+        self._version: int | None = None if files.snapshot is None else files.snapshot.number
+        self._is_pinned = files.is_pinned
         self._open(cache, _live_rows(self.shards, files.snapshot))
         if where is not None:
             reader = self._row_reader
@@ -508,7 +509,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         see them in the files until `compact`.
         """
         log = self._begin_change("delete", needs_columns=False)
-        snapshot, count = _changes().delete(self, log, where)
+        snapshot, count = _row_changes().delete(self, log, where)
         self._move_to(snapshot)
         return count
 
@@ -519,9 +520,10 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         key that comes twice in the documents, or is None, is an error, and nothing is changed.
         """
         log = self._begin_change("upsert")
-        snapshot, counts = _changes().upsert(self, log, documents, key)
+        snapshot, counts = _row_changes().upsert(self, log, documents, key)
         self._move_to(snapshot)
-        return counts
+        upserted: Upserted = counts
+        return upserted
 
     def update(self, where: Where, /, **columns: Any) -> int:
         """Set columns of the rows that match a filter, and return how many: `update({'id': 'x'}, label=3)`.
@@ -529,24 +531,24 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         The class checks the values. The changed rows come after all others.
         """
         log = self._begin_change("update")
-        snapshot, count = _changes().update(self, log, where, columns)
+        snapshot, count = _row_changes().update(self, log, where, columns)
         self._move_to(snapshot)
-        return count
+        return int(count)
 
     def tag(self, name: str, version: int | None = None) -> None:
         """Give a version a name, by default this one: `open_dataset(url, version='train-1')`. `cleanup` keeps it."""
-        _changes().tag(self._version_log(), name, self.version if version is None else version)
+        _row_changes().tag(self._version_log(), name, self.version if version is None else version)
 
     def untag(self, name: str) -> None:
         """Remove a tag; the version stays until `cleanup`."""
-        _changes().untag(self._version_log(), name)
+        _row_changes().untag(self._version_log(), name)
 
     def diff(self, older: int | str, newer: int | str = "latest") -> Difference:
         """Return the rows that were added and removed between two versions, each as a dataset.
 
         A row that was changed is in both: in `removed` as it was, and in `added` as it is now.
         """
-        difference: Difference = _changes().diff(self, self._version_log(), older, newer)
+        difference: Difference = _row_changes().diff(self, self._version_log(), older, newer)
         return difference
 
     def compact(self, **more: Any) -> int:
@@ -557,7 +559,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         """
         log = self._begin_change("compact")
         before = {shard.name for shard in self.shards}
-        snapshot = _changes().compact(self, log, more)
+        snapshot = _row_changes().compact(self, log, more)
         self._move_to(snapshot)
         return sum(shard.name not in before for shard in snapshot.shards)
 
@@ -568,9 +570,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         never finished, are removed as well.
         """
         log = self._begin_change("cleanup", needs_columns=False)
-        snapshot, removed = _changes().cleanup(self, log, older_than, uncommitted)
+        snapshot, removed = _row_changes().cleanup(self, log, older_than, uncommitted)
         self._move_to(snapshot)
-        return removed
+        return int(removed)
 
     # --- metadata
 
@@ -692,7 +694,7 @@ def find_dataset(
     if version is not None and not files.is_pinned:
         raise OptionError(
             f"version={version!r}: only datasets in folders that quire wrote have versions, and this is "
-            f"{'a list of files' if isinstance(url, (list, tuple)) else display_uri(os.fspath(url))}."
+            f"{display_uri(os.fspath(url)) if isinstance(url, (str, os.PathLike)) else 'a list of files'}."
         )
     return files
 
@@ -790,7 +792,7 @@ def list_shards(folder: Folder, file: str | None, options: ReadOptions, version:
     return DatasetFiles(folder, manifest.shards, snapshot=snapshot)
 
 
-def _changes() -> Any:
+def _row_changes() -> Any:
     return import_module("quire.storage._row_changes")  # rarely needed
 
 

@@ -32,7 +32,7 @@ class LiveRows:
     def __reduce__(self) -> tuple[type[LiveRows], tuple[int, NDArray[np.int64]]]:
         return LiveRows, (self.size, self.deleted)
 
-    def stored(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the stored rows at positions."""
         return positions + np.searchsorted(self._gaps, positions, side="right")
 
@@ -50,13 +50,6 @@ class LiveRows:
 
 RowSelection: TypeAlias = "NDArray[np.int64] | LiveRows"
 """Ascending stored rows, or all rows that were not deleted."""
-
-
-def stored_rows(rows: RowSelection | None, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the stored rows at positions."""
-    if rows is None:
-        return positions
-    return rows.stored(positions) if isinstance(rows, LiveRows) else rows[positions]
 
 
 def count_before(rows: RowSelection | None, stored: NDArray[np.int64]) -> NDArray[np.int64]:

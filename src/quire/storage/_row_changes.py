@@ -92,7 +92,7 @@ class PendingShards(Log):
 @contextmanager
 def _pending(folder: Folder, versions: VersionLog) -> Iterator[PendingShards]:
     """Yield a log of shards, which are removed if an error occurs before they are committed."""
-    log = PendingShards.create(folder)
+    log: Any = PendingShards.create(folder)
     try:
         yield log
     except BaseException:
@@ -172,9 +172,7 @@ class _Keys:
         for value in find_column(columns, self.path).values():
             row, self._rows = self._rows, self._rows + 1
             if value is None or value != value:
-                raise OptionError(
-                    f"upsert: document {row} has no {self.path!r}, the key. Nothing was changed."
-                )
+                raise OptionError(f"upsert: document {row} has no {self.path!r}, the key. Nothing was changed.")
             try:
                 first = self.values.setdefault(value, row)
             except TypeError as error:
@@ -499,7 +497,7 @@ def _choose_runs(head: Snapshot, options: WriteOptions) -> list[list[Shard]]:
 
 
 def cleanup(
-    dataset: StoredDataset[Any], versions: VersionLog, older_than: timedelta, uncommitted: timedelta
+    dataset: StoredDataset[Any], versions: VersionLog, older_than: Any, uncommitted: Any
 ) -> tuple[Snapshot, int]:
     """Remove versions that were replaced before a time, and all files that only they have; return their bytes."""
     for name, value in (("older_than", older_than), ("uncommitted", uncommitted)):

@@ -26,7 +26,7 @@ from quire.schema import parse_path
 from quire.storage._arrow_codec import NumberCodec
 from quire.storage._block_table import Pieces, count_regions
 from quire.storage._layout import Layout, layout_fingerprint
-from quire.storage._live_rows import LiveRows, RowSelection, count_before, rows_of_shard, stored_rows
+from quire.storage._live_rows import LiveRows, RowSelection, count_before, rows_of_shard
 from quire.storage._manifest import Shard
 from quire.storage._remote_blocks import RemoteBlocks, read_columns
 from quire.storage._row_locations import RowLocations, sorted_unique
@@ -77,8 +77,8 @@ class RowReader:
     use one reader. A lock protects the list of open shards; copying rows takes none (see `AddressTable`).
 
     `shards` are the shards that have rows, in order, and `rows` the ascending numbers of the rows that a filter
-    selected, those that were not deleted, or None for all. `verified` are the flags of another reader of the same shards
-    and columns.
+    selected, those that were not deleted, or None for all. `verified` are the flags of another reader of the same
+    shards and columns.
     """
 
     _opened: NDArray[np.int64]
@@ -339,7 +339,7 @@ class RowReader:
 
     def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers in the shards of rows by position, which differ if rows were deleted or filtered."""
-        return stored_rows(self.rows, rows)
+        return rows if self.rows is None else self.rows[rows]
 
     def count_before(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of rows of the dataset before stored rows."""

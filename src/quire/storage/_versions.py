@@ -356,10 +356,11 @@ class VersionLog:
                 known = ", ".join(map(repr, sorted(latest.tags))) or "none"
                 raise StorageNotFoundError(f"{where}: there is no tag {version!r}. The tags are: {known}.")
             return self.snapshot(latest.tags[version])
-        if not isinstance(version, int) or isinstance(version, bool):
-            raise OptionError(f"version is the number of a version or a tag, got {describe(version)}.")
-        self.check(version, latest)
-        return self.snapshot(version)
+        number: Any = version
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise OptionError(f"version is the number of a version or a tag, got {describe(number)}.")
+        self.check(number, latest)
+        return self.snapshot(number)
 
     def check(self, version: int, latest: Snapshot) -> None:
         """Raise an error unless a version can be opened."""
@@ -389,7 +390,7 @@ class VersionLog:
             )
         return Snapshot(manifest.number, manifest.time, "write", manifest.shards)
 
-    def _find_time(self, as_of: datetime, latest: Snapshot) -> int:
+    def _find_time(self, as_of: Any, latest: Snapshot) -> int:
         if not isinstance(as_of, datetime) or as_of.tzinfo is None:
             raise OptionError(f"as_of is a datetime with a time zone, got {describe(as_of)}.")
         when = int(as_of.timestamp() * 1e6)
