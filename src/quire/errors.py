@@ -24,6 +24,7 @@
     ├─ StorageError(OSError)               a dataset's folder or file that cannot be read or written
     │  ├─ StorageNotFoundError(FileNotFoundError) the file does not exist
     │  ├─ StorageExistsError(FileExistsError)     the file exists already
+    │  ├─ ConflictError                    a change that another writer has made impossible in the meantime
     │  └─ ShardError                       a shard that is missing, truncated or altered
     ├─ SearchError(RuntimeError)           an index that cannot be opened, read or changed
     │  └─ SearchUnavailableError(ConnectionError) its engine does not answer
@@ -51,6 +52,7 @@ import quire._installation  # noqa: F401 - reports a package `quire` that is not
 __all__ = [
     "CodecError",
     "ColumnError",
+    "ConflictError",
     "DecodeError",
     "DocumentTypeError",
     "DuplicateIdError",

@@ -480,7 +480,7 @@ class PackState:
             raise OptionError("this is no state of a PackedDataset, or one of another version of quire.")
         try:
             values: list[Any] = [*state["position"], *state["division"], state["size"], state["order"]]
-            result = cls(*values, state.get("dataset_version", 0))
+            result = cls(*[*values, state.get("dataset_version", 0)])
         except (KeyError, TypeError) as error:
             raise OptionError(f"the state is damaged: {dict(state)}") from error
         sizes = result.world_size, result.batch_size, result.length, result.size, result.dataset_version

@@ -41,6 +41,7 @@ from quire.storage._dataset_writer import RecordBatchWriter as RecordBatchWriter
 from quire.storage._dataset_writer import confirm_append as confirm_append
 from quire.storage._dataset_writer import count_rows_within as count_rows_within
 from quire.storage._dataset_writer import iter_columns as iter_columns
+from quire.storage._dataset_writer import prepare_append as prepare_append
 from quire.storage._dataset_writer import prepare_target as prepare_target
 from quire.storage._dataset_writer import replace_dataset as replace_dataset
 from quire.storage._dataset_writer import resolve_document_type as resolve_document_type

@@ -511,7 +511,7 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         log = self._begin_change("delete", needs_columns=False)
         snapshot, count = _row_changes().delete(self, log, where)
         self._move_to(snapshot)
-        return count
+        return int(count)
 
     def upsert(self, documents: DocumentBatch[DocT] | Iterable[DocT], key: str = "id") -> Upserted:
         """Write documents; each takes the place of the rows with the same key, if there are any.

@@ -188,6 +188,8 @@ class RecordBatchWriter:
 class DatasetWriter(RecordBatchWriter, Generic[DocT]):
     """Writes documents and batches into the shards of a dataset; a shard is part of it as soon as it is complete.
 
+    Shards that are appended to a dataset are part of it when the writer is closed, all at once.
+
     As a context manager, it writes the last shard at the end; after an exception, the incomplete shard is removed.
     """
 
@@ -229,6 +231,11 @@ class DatasetWriter(RecordBatchWriter, Generic[DocT]):
         """The number of rows that the dataset had before this writer."""
         return 0 if self.options.mode == "overwrite" else sum(shard.rows for shard in self._existing.shards)
 
+    def _finish_shard(self) -> None:
+        if self._shard is not None and not self._log.lines:
+            prepare_append(self.folder, self._existing, self.options)
+        super()._finish_shard()
+
     def write(self, data: DocumentBatch[DocT] | Iterable[DocT]) -> None:
         """Write documents, or a batch of them."""
         items = [data] if isinstance(data, DocumentBatch) else data
@@ -254,7 +261,7 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
     """Return what the folder has already, after checking that the mode allows it.
 
     With mode='resume', complete shards of writers that were killed are added to the log first. `can_resume` says
-    whether the caller has that mode. A dataset that is appended to gets its first version.
+    whether the caller has that mode.
     """
     manifest = read_state(folder, options.remote)
     strays = find_strays(folder, manifest)
@@ -269,9 +276,6 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
             f"{display_uri(folder.url)}: {strays[''][0].name} was not written by quire, and would not be a part of the "
             "dataset. Write to another folder."
         )
-    if options.mode == "append" and manifest.shards and manifest.snapshot is None:
-        VersionLog(folder, options.remote).adopt()
-        return read_state(folder, options.remote)
     if options.mode == "resume" and manifest.snapshot is not None:
         _check_rows_in_order(folder, manifest.snapshot, options.remote)
         return manifest
@@ -292,6 +296,12 @@ def prepare_target(folder: Folder, options: WriteOptions, log: Log, *, can_resum
             log.begin()
             log.add(shards[-1])
     return replace(manifest, shards=tuple(shards))
+
+
+def prepare_append(folder: Folder, existing: Manifest | None, options: WriteOptions) -> None:
+    """Make the content of a dataset its first version, before it is appended to: the append is the next one."""
+    if options.mode == "append" and existing is not None and existing.shards and existing.snapshot is None:
+        VersionLog(folder, options.remote).adopt()
 
 
 def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
@@ -347,8 +357,11 @@ def _check_rows_in_order(folder: Folder, snapshot: Snapshot, remote: RemoteOptio
         )
 
 
-def confirm_append(folder: Folder, log: Log, remote: RemoteOptions, existing: Manifest) -> None:
-    """Make a log part of the dataset, unless another writer has replaced that since it was `existing`."""
+def confirm_append(folder: Folder, log: Log, remote: RemoteOptions, existing: Manifest | None) -> None:
+    """Make a log part of the dataset, unless another writer has replaced that since it was `existing`.
+
+    `existing` is None if the dataset had no shards.
+    """
     overwritten = StorageError(
         f"{display_uri(folder.url)}: another writer has overwritten the dataset in the meantime, and what was "
         "written here is not part of it. Write it again."
@@ -364,7 +377,8 @@ def confirm_append(folder: Folder, log: Log, remote: RemoteOptions, existing: Ma
 
         def append(head: Snapshot) -> Change | None:
             names = {shard.name for shard in head.shards}
-            if head.overwritten > existing.number or (existing.snapshot is None and head.overwritten):
+            before = 0 if existing is None or existing.snapshot is None else existing.number
+            if head.overwritten > before:
                 raise overwritten
             missing = [shard for shard in shards if shard.name not in names]
             return Change("append", missing) if missing else None
