@@ -577,6 +577,15 @@ def bitrot(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def versions(session: nox.Session) -> None:
+    """Change datasets from 8 processes that are killed, 200 changes each, and in random histories of 100,000 steps."""
+    session.install(*TORCH, "-e", ".[parquet,remote]", *group("test"))
+    tests = ["tests/storage/test_version_writers.py", "tests/storage/test_versions_state_machine.py"]
+    sizes = {"QUIRE_VERSION_WRITERS": "8", "QUIRE_VERSION_CHANGES": "200", "QUIRE_HISTORIES": "8400"}
+    session.run("pytest", *tests, "--timeout=0", *session.posargs, env={"PYTHONPATH": str(ROOT), **sizes})
+
+
+@nox.session(python=PYTHON)
 def mutants(session: nox.Session) -> None:
     """Run mutation tests of all central modules, or some: `-- epoch blocks --sample 40`; see mutants/README.md."""
     install_everything(session, *group("test", "test-torch"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,17 @@ def test_verify_reports_truncated_files(
     (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
     [fault] = run_json(capsys, "verify", tmp_path / name, *STUDENT, code=3)["faults"]
     assert fault["fault"]
+
+
+def test_inspect_shows_the_version_and_deleted_rows(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "dataset", tmp_path / "dataset")
+    open_dataset(tmp_path / "dataset", Student).tag("train-1")
+    assert open_dataset(tmp_path / "dataset", Student).delete(lambda student: student.age % 2 == 0) > 0
+    left = len(open_dataset(tmp_path / "dataset", Student))
+    result = run_json(capsys, "inspect", tmp_path / "dataset")
+    assert (result["version"], result["rows"], result["deleted_rows"]) == (3, left, 40 - left)
+    text = run_text(capsys, "inspect", tmp_path / "dataset")
+    assert "version: 3\n" in text
+    assert f"deleted_rows: {40 - left}\n" in text

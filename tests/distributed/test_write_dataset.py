@@ -54,6 +54,22 @@ def test_write_dataset_appends_and_overwrites(engine: Any, tmp_path: Path) -> No
     assert len(files_in(tmp_path)) == len(open_dataset(tmp_path, Good).shards)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_deleted_rows_are_not_read(engine: Any, tmp_path: Path, kind: Any) -> None:
+    options = {"format": kind, "group_bytes": 500, "shard_bytes": 2000}
+    shards_of(100, engine).map(dearer).write_dataset(tmp_path, **options)
+    dataset = open_dataset(tmp_path, Good)
+    assert sum(shard.blocks for shard in dataset.shards) > 5
+    deleted = {1, 2, 3, 50, *range(60, 90), 100}
+    assert dataset.delete({"price": {"$in": sorted(deleted)}}) == len(deleted)
+    left = [price for price in range(1, 101) if price not in deleted]
+    read = DocumentShards[Good].read_parquet(tmp_path, engine=engine)
+    assert sorted(good.price for good in read.collect()) == left
+    shards_of(4, engine).write_dataset(tmp_path, mode="append")
+    assert len(open_dataset(tmp_path, Good)) == len(left) + 4
+    assert [version.kind for version in open_dataset(tmp_path, Good).versions()] == ["write", "delete", "append"]
+
+
 def test_failed_write_leaves_the_dataset_unchanged(engine: Any, tmp_path: Path) -> None:
     shards = shards_of(ROWS, engine)
     with pytest.raises(PartitionError, match="good 007"):

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from quire import BaseDocument, DocumentArray
-from quire.storage import write_dataset
+from quire.storage import open_dataset, write_dataset
 from quire.typing import AnyTensor, NdArray, float32, uint8
 
 FOLDER = Path(__file__).parent / "golden"
@@ -168,3 +168,20 @@ def write(folder: Path, rows: list[Any] | None = None) -> None:
     rows = documents() if rows is None else rows
     write_dataset(rows, folder / "parquet", format="parquet", group_bytes=2000)
     write_dataset(rows, folder / "arrow", format="arrow", group_bytes=2000)
+
+
+def write_versions(folder: Path) -> None:
+    """Write datasets with a version of every kind, and 18 in all (v2-versions)."""
+    write(folder)
+    for kind in ("parquet", "arrow"):
+        dataset = open_dataset(folder / kind, Golden)
+        dataset.tag("written")
+        dataset.delete({"number": -2})
+        dataset.update({"number": 1}, part=0.5)
+        dataset.upsert([document(4)], key="number")
+        dataset.tag("before")
+        dataset.compact()
+        write_dataset([document(0)], folder / kind, Golden, mode="append", format=kind)  # type: ignore[arg-type]
+        for _ in range(5):
+            dataset.tag("other")
+            dataset.untag("other")

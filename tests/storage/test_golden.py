@@ -10,7 +10,7 @@ import pytest
 
 from quire.storage import open_dataset, write_dataset
 from tests.codec.round_trips import exact
-from tests.storage.golden import FOLDER, Golden, Values, documents, value_documents
+from tests.storage.golden import FOLDER, Golden, Values, document, documents, value_documents
 
 pytestmark = pytest.mark.needs("pyarrow")
 
@@ -50,6 +50,29 @@ def test_golden_dataset_is_appended_to_with_values_and_timestamps(tmp_path: Path
     write_dataset(value_documents(), tmp_path / "rows", Values, format="arrow", mode="append")
     dataset = open_dataset(tmp_path / "rows", Values, cache=tmp_path / "cache")
     assert exact(list(dataset[[7, 1, 0, 11, 5]].unstack()), [value_documents()[n % 6] for n in (7, 1, 0, 11, 5)])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_golden_versions_are_read(tmp_path: Path, kind: Any) -> None:
+    shutil.copytree(FOLDER / "v2-versions" / kind, tmp_path / "rows")
+    written, changed = documents(), document(3)
+    changed.part = 0.5
+    expected = {
+        "written": written,
+        "before": [written[1], written[2], written[5], changed, written[4]],
+        "latest": [written[1], written[2], written[5], changed, written[4], written[0]],
+    }
+    for tag, rows in expected.items():
+        dataset = open_dataset(tmp_path / "rows", Golden, version=tag, cache=tmp_path / "cache")
+        assert exact(list(dataset), rows)
+        assert exact(list(dataset[:].unstack()), rows)
+    dataset = open_dataset(tmp_path / "rows", Golden, cache=tmp_path / "cache")
+    kinds = ["write", "tag", "delete", "update", "upsert", "tag", "compact", "append", *["tag", "untag"] * 5]
+    assert [version.kind for version in dataset.versions()] == kinds
+    assert len(open_dataset(tmp_path / "rows", Golden, version=3, cache=tmp_path / "cache")) == 5
+    assert [row.id for row in dataset.diff("before", "latest").added] == ["d0"]
+    assert dataset.delete({"number": 0}) == 1
+    assert exact(list(dataset), [row for row in expected["latest"] if row.number])
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
