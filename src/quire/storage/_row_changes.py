@@ -186,8 +186,8 @@ class _Keys:
                     "once. Nothing was changed."
                 )
 
-    def find(self, part: StoredDataset[Any], found: set[Any]) -> NDArray[np.int64]:
-        """Return the stored rows with one of the keys, and add these keys to `found`."""
+    def find(self, part: StoredDataset[Any], stored_keys: set[Any]) -> NDArray[np.int64]:
+        """Return the stored rows with one of the keys, and add these keys to `stored_keys`."""
         schema = part.document_type.document_schema()
         narrow = part.narrow(map(join_path, paths_within(schema, [parse_path(self.path)], None)))
         rows, start = [np.zeros(0, np.int64)], 0
@@ -195,7 +195,7 @@ class _Keys:
         for columns in narrow._row_reader.read_parts():
             values = find_column(columns, self.path).values()
             here = [place for place, value in enumerate(values) if value in known]
-            found.update(values[place] for place in here)
+            stored_keys.update(values[place] for place in here)
             rows.append(np.array(here, np.int64) + start)
             start += len(columns)
         return part._row_reader.stored_rows(np.concatenate(rows))
@@ -206,7 +206,7 @@ def upsert(
 ) -> tuple[Snapshot, Upserted]:
     """Write documents, and delete the rows with the same keys, in one commit."""
     schema = dataset.document_type.document_schema()
-    keys, known, found = _Keys(schema, key), Rows(), set[Any]()
+    keys, known, stored_keys = _Keys(schema, key), Rows(), set[Any]()
     items: Any = [documents] if isinstance(documents, DocumentBatch) else documents
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Mapping, BaseDocument)):
         raise OptionError(f"upsert takes documents, batches, or a generator of either, got {describe(documents)}.")
@@ -222,11 +222,11 @@ def upsert(
 
         def build(head: Snapshot) -> Change:
             # Rows that were appended in the meantime are compared as well, so that no key is stored twice.
-            find_in_shards(dataset, head, known, lambda part: keys.find(part, found))
+            find_in_shards(dataset, head, known, lambda part: keys.find(part, stored_keys))
             return Change("upsert", log.shards(), deleted=_delete_also(head, known))
 
         snapshot = versions.write(build)
-    return snapshot, Upserted(len(found), len(keys.values) - len(found))
+    return snapshot, Upserted(len(stored_keys), len(keys.values) - len(stored_keys))
 
 
 # --- update
