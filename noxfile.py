@@ -593,7 +593,7 @@ def mutants(session: nox.Session) -> None:
 
 
 BENCHMARKS = ("core", "wire", "train", "stream", "distributed", "services", "media", "view")
-ON_REQUEST = ("remote", "decode")
+ON_REQUEST = ("remote", "decode", "index")
 
 
 @nox.session(python=PYTHON)
@@ -602,8 +602,8 @@ def bench(session: nox.Session) -> None:
     session.install(
         *TORCH,
         "-e",
-        ".[torch,compress,image,video,decode,process,parquet,remote,http,ray,spark,grpc,view]",
-        *group("bench", "test-browser"),
+        ".[torch,compress,image,video,decode,process,parquet,remote,http,ray,spark,grpc,view,index,postgres]",
+        *group("bench", "test-browser", "test-postgres"),
     )
     chosen = [name for name in session.posargs if name in (*BENCHMARKS, *ON_REQUEST)]
     options = [option for option in session.posargs if option not in (*BENCHMARKS, *ON_REQUEST)]

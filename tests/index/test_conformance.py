@@ -120,12 +120,13 @@ def test_upsert_keeps_the_last_of_documents_with_one_id(new_index: Any) -> None:
     assert (len(index), index.get("x").title) == (1, "second")
 
 
-@pytest.mark.parametrize("bad", ["shape", "nan", "class"])
+@pytest.mark.parametrize("bad", ["shape", "nan", "large", "class"])
 def test_upsert_of_a_bad_document_changes_nothing(new_index: Any, bad: str) -> None:
     index = new_index(Photo, PHOTOS[:3])
     wrong: Any = {
         "shape": Photo.model_construct(id="w", title="w", embedding=np.ones(7)),
         "nan": Photo(id="w", title="w", embedding=[np.nan] * 8),
+        "large": Photo(id="w", title="w", embedding=[1e300] * 8),
         "class": Chunk(),
     }[bad]
     with pytest.raises(EncodeError, match=r"'w'|documents of Photo"):

@@ -58,7 +58,7 @@ class IndexBackend(ABC):
 
     @abstractmethod
     def open(self, plan: IndexPlan, metric: Metric) -> Mapping[str, str]:
-        """Create what does not exist, and return the state that was written last; see `write`. It may be called again."""
+        """Create what does not exist, and return the state that was written last; see `write`. It may be repeated."""
 
     @abstractmethod
     def write(self, rows: Rows | None, delete: Sequence[str], state: Mapping[str, str]) -> None:

@@ -209,19 +209,14 @@ class IndexPlan:
     def _to_matrix(
         self, column: VectorColumn, owners: Sequence[Any], values: Sequence[Any], *, unit: bool
     ) -> NDArray[np.float32]:
-        matrix = np.zeros((len(values), column.width), np.float32)
-        for place, value in enumerate(values):
-            framework = framework_of(value)
-            try:
-                vector = np.asarray(value if framework is None else framework.to_numpy(value))
-                if vector.shape != (column.width,):
-                    raise ValueError(f"its shape is {vector.shape}, and not ({column.width},)")  # noqa: TRY301
-                matrix[place] = vector
-            except (TypeError, ValueError) as error:
-                raise EncodeError(
-                    f"{self.document_type.__name__}.{column} of the document {owners[place].id!r} is no vector of this "
-                    f"index: {error}."
-                ) from error
+        shape = (column.width,)
+        with np.errstate(over="ignore"):  # numbers above the largest float32 become infinities, which are refused below
+            if all(type(value) is np.ndarray and value.shape == shape for value in values):
+                matrix = np.array(values, np.float32).reshape(-1, column.width)
+            else:
+                matrix = np.zeros((len(values), column.width), np.float32)
+                for place, value in enumerate(values):
+                    matrix[place] = self._to_vector(column, owners[place], value)
         finite = np.isfinite(matrix).all(axis=1)
         if not finite.all():
             wrong = owners[int(np.argmin(finite))]
@@ -230,6 +225,19 @@ class IndexPlan:
                 "number above the largest float32, which is near to nothing. Set the field to None, or correct it."
             )
         return scale_to_unit(matrix) if unit else matrix
+
+    def _to_vector(self, column: VectorColumn, owner: Any, value: Any) -> NDArray[Any]:
+        framework = framework_of(value)
+        try:
+            vector = np.asarray(value if framework is None else framework.to_numpy(value))
+            if vector.shape != (column.width,) or vector.dtype.kind not in "biufV":
+                raise ValueError(f"it has {vector.dtype.name} {vector.shape}, not ({column.width},)")  # noqa: TRY301
+        except (TypeError, ValueError) as error:
+            raise EncodeError(
+                f"{self.document_type.__name__}.{column} of the document {owner.id!r} is no vector of this index: "
+                f"{error}."
+            ) from error
+        return vector
 
 
 def check_key(key: object, document_type: type[Any]) -> str:

@@ -210,7 +210,7 @@ class PostgresBackend(IndexBackend):
         where, values = _where(selection, f"{column.name} IS NOT NULL")
         exact = exact or limit > 400 or not self._has_graph(connection, column)
         if not exact and selection.condition is not None:
-            counted = f'SELECT count(*) FROM (SELECT 1 FROM "{table}" {where} LIMIT {_SMALL + 1}) AS some'  # noqa: S608
+            counted = f'SELECT count(*) FROM (SELECT 1 FROM "{table}" {where} LIMIT {_SMALL + 1}) AS selected'  # noqa: S608
             exact = connection.execute(counted, values).fetchone()[0] <= _SMALL
         if not exact:
             # The graph is searched before the filter is applied. It is searched on until enough rows are left.
