@@ -175,11 +175,13 @@ def soak(seconds: float, clients: int, kills: int) -> Report:
     names, weights = list(KINDS), [weight for _, weight, _ in KINDS.values()]
 
     def run_client(address: str, number: int) -> None:
-        chance = random.Random(number)
+        chance, turn = random.Random(number), number
         with Client(address, timeout=120) as client, grpc.insecure_channel(address) as channel:
             client.contract()
             while not done.is_set():
-                [kind] = chance.choices(names, weights)
+                # Each client begins with another kind, so that a short run has all of them.
+                [kind] = [names[turn]] if turn < len(names) else chance.choices(names, weights)
+                turn = len(names)
                 started = time.monotonic()
                 try:
                     outcome = KINDS[kind][0](client, channel, chance)

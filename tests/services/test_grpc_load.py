@@ -22,7 +22,7 @@ def test_mixed_load_with_a_killed_server_ends_as_expected() -> None:
     report = soak(seconds=6, clients=8, kills=1)
     assert find_unexpected(report) == {}
     assert set(report.outcomes) == set(KINDS)
-    assert report.outcomes["unary"]["answered"] > 20
+    assert report.outcomes["unary"]["answered"] > 5
 
 
 def test_server_survives_malformed_messages() -> None:

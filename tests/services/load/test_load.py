@@ -42,7 +42,7 @@ def test_mixed_load_of_10_minutes_ends_as_expected() -> None:
     report = soak(seconds=600, clients=64, kills=5)
     assert find_unexpected(report) == {}, report.to_lines()
     assert set(report.outcomes) == set(KINDS)
-    # The allocator keeps the memory of the largest moment of each arena, so growth slows down and does not stop at once.
+    # Each arena of the allocator keeps the memory of its largest moment, so growth slows down before it stops.
     assert report.growth < 0.25, report.to_lines()
 
 
