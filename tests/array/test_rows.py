@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from quire import BaseDocument, Document, DocumentArray, Text
-from quire.errors import DocumentTypeError, DuplicateIdError, PathError, SchemaError
+from quire.errors import DocumentTypeError, DuplicateIdError, OptionError, PathError, SchemaError
 from tests.strategies import laws
 
 
@@ -234,6 +234,11 @@ def test_assignment_rejects_other_number_of_documents() -> None:
     assert docs.number == [0, 1, 2]
     docs[[2, 0]] = items(7, 8)
     assert docs.number == [8, 1, 7]
+
+
+def test_sort_by_a_path_says_what_to_write() -> None:
+    with pytest.raises(OptionError, match=r"key=lambda doc: doc\.number$"):
+        DocumentArray[BaseDocument]().sort(key="number")  # type: ignore[arg-type]
 
 
 def test_sort_with_failing_key_keeps_the_order() -> None:

@@ -80,6 +80,7 @@ class RawMemory:
         count = len(addresses)
         if not width or not count:
             return np.empty((count, width), np.uint8)
+        # One call of numpy for narrow rows: a loop in Python would cost more per row than the copy itself.
         if width < _WIDE:
             gathered: NDArray[np.uint8] = _window(width)[addresses - _LOWEST].view(np.uint8).reshape(count, width)
             return gathered
@@ -131,6 +132,8 @@ class RawMemory:
             return b""
         longest, total = int(sizes.max()), int(sizes.sum())
         lead = np.maximum(longest - room, 0)
+        # At most four times the wanted bytes are copied, which one call of numpy does faster than a slice per range.
+        # `before` and `room` keep every row within its buffer: the byte after it may belong to no mapping at all.
         if longest * len(sizes) <= 4 * total + 4096 and longest < _WIDE and (before >= lead).all():
             rows = self.fetch(addresses - lead, longest)
             if total == rows.size:
@@ -140,6 +143,7 @@ class RawMemory:
             if lead.any():
                 kept &= columns >= lead[:, None]
             return rows[kept].tobytes()
+        # Slices of a memoryview copy nothing; `join` allocates the result once and copies each range to its place.
         starts, ends = (addresses - _LOWEST).tolist(), (addresses - _LOWEST + sizes).tolist()
         view = _view()
         return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
@@ -250,12 +254,14 @@ def map_file(file: BinaryIO) -> pa.Buffer:
     if not _has_libc():
         return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    # mmap reports failure as -1 and not as NULL, which ctypes gives as None.
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}, while it was mapped", file.name)
     mapping = _Mapping(address, size)
     with _mapped_lock:
         _mapped.add(mapping)
+    # The buffer owns the mapping: it is unmapped when the last array that points into it is gone.
     return pa.foreign_buffer(address, size, mapping)
 
 
@@ -288,6 +294,7 @@ class SharedMemory:
                     self.is_file = True
         if not self.is_file:
             self._map(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1)
+        # Not at exit: other threads may still write to the memory then, and the system unmaps it anyway.
         content: Any = (ctypes.c_uint8 * size).from_address(self._address)
         self.array: NDArray[np.uint8] = np.frombuffer(content, np.uint8)
         weakref.finalize(self.array, _libc().munmap, self._address, size).atexit = False
@@ -357,6 +364,7 @@ def read_ahead(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
     if not (_has_libc() and hasattr(mmap, "MADV_WILLNEED")) or _are_resident(addresses):
         return
     libc, page = _libc(), mmap.PAGESIZE
+    # madvise takes addresses of pages only, so each range begins at its page, and is longer by what that adds.
     starts = addresses // page * page
     for start, size in zip(starts.tolist(), (addresses + sizes - starts).tolist(), strict=True):
         libc.madvise(start, size, mmap.MADV_WILLNEED)

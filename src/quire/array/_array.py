@@ -252,6 +252,8 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
 
         Documents that other threads append meanwhile stay at the end.
         """
+        if isinstance(key, str):
+            raise OptionError(f"sort: key takes a function and not the path of a field: key=lambda doc: doc.{key}")
         documents = list(self._documents)
         self._documents[: len(documents)] = sorted(documents, key=key, reverse=reverse)
         self._forget_positions()
