@@ -9,8 +9,8 @@ A missing program, which pip cannot install, is a failure only in CI: the summar
 and shows the command that installs the program. `--allow-missing` treats modules the same way: nox passes it if an
 optional package has no wheel for this Python.
 
-Tests that need Ray, Spark, gRPC or LanceDB are marked `cluster`: these libraries start threads that live as long as the process,
-and a process with such threads should not fork. `nox -s tests` runs them in processes of their own.
+Tests that need Ray, Spark, gRPC or LanceDB are marked `cluster`: these libraries start threads that live as long as the
+process, and a process with such threads should not fork. `nox -s tests` runs them in processes of their own.
 """
 
 from __future__ import annotations
