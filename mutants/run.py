@@ -82,7 +82,10 @@ MODULES: dict[str, tuple[str, list[str]]] = {
     ),
     "packing": (
         "quire.data._packing",
-        ["-k", "not data_loader and not stateful and not loader_threads", "data/test_packing.py"],
+        [
+            *("-k", "not data_loader and not stateful and not loader_threads"),
+            *("data/test_packing.py", "data/test_packed_mixing.py"),
+        ],
     ),
     "manifest": ("quire.storage._manifest", ["storage/test_manifest.py"]),
     "where": ("quire.storage._where", ["storage/test_where.py"]),

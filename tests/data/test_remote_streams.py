@@ -118,7 +118,7 @@ def test_first_batch_needs_only_its_own_blocks(
             extend(plan, group)
 
         monkeypatch.setattr(ReadPlan, "extend", count_reads)
-        monkeypatch.setattr("quire.data._read_plan._EARLY_BYTES", 0)
+        monkeypatch.setattr("quire.data._read_plan.EARLY_BYTES", 0)
         first = rows_of(next(iter(dataset)))
         needed = len(np.unique(dataset.stored._row_reader.units_of(np.array(first))))
         assert reads[0] == needed <= 8

@@ -350,7 +350,7 @@ class StreamingDataset(_Base[DocT], metaclass=ParametrizedMeta):
     def batches(self, worker: int, workers: int, pass_id: int) -> Iterator[DocumentBatch[DocT]]:
         """Iterate over the batches of one of several workers; `pass_id` identifies the pass that they share."""
         ahead = not workers and self.stored._row_reader.reads_blocks
-        group_size = _doubling(self._group_size_ahead if ahead else self._group_size)
+        group_size = _growing(self._group_size_ahead) if ahead else _doubling(self._group_size)
         batches = self._iterate(self._begin(Worker(worker, workers, pass_id), group_size), ahead=ahead)
         yield from self.trace_pass(batches)
         if not workers:
@@ -781,4 +781,14 @@ def _is_location(url: Any) -> bool:
 def _doubling(limit: int) -> Callable[[], int]:
     """Return a function that returns 1, 2, 4, ... up to a limit, so that the first batch does not wait for others."""
     numbers = chain((1 << power for power in range(limit.bit_length() - 1)), repeat(limit))
+    return lambda: next(numbers)
+
+
+def _growing(limit: int) -> Callable[[], int]:
+    """Return a function that returns 1, 1, 2, 2, 4, 4, ... up to a limit, for datasets whose blocks are downloaded.
+
+    A group is gathered when all of its blocks have arrived, and at the beginning they arrive just in time: if each
+    group were twice as long as the one before, its first batch would wait for the blocks of its last one.
+    """
+    numbers = chain((1 << power for power in range(limit.bit_length() - 1) for _ in range(2)), repeat(limit))
     return lambda: next(numbers)
