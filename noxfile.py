@@ -556,6 +556,13 @@ def examples(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def notebooks(session: nox.Session) -> None:
+    """Execute the notebooks of examples/notebooks in place."""
+    session.install(*TORCH, "-e", ".[torch,parquet,decode,remote,grpc]", *group("notebooks", "test-remote"))
+    session.run("python", "tools/notebooks.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
 def fuzz(session: nox.Session) -> None:
     """Fuzz every decoder with mutated bytes, guided by coverage; see fuzz/README.md."""
     session.install("-e", ".[compress]", "scipy", *group("fuzz"))
