@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,39 +100,37 @@ def test_sync_makes_an_index_equal_to_a_dataset(dataset: Any, tmp_path: Path) ->
     assert sorted(index, key=lambda photo: photo.id) == sorted(changed, key=lambda photo: photo.id)
 
 
-class Versions:
-    """A dataset with versions: lists of documents, and how many were read."""
+@pytest.mark.needs("pyarrow", "xxhash")
+def test_sync_reads_only_the_changes_between_versions(tmp_path: Path) -> None:
+    from quire.storage import open_dataset, write_dataset
 
-    folder: ClassVar[Any] = SimpleNamespace(url="memory://versions")
-
-    def __init__(self, *versions: list[Photo]) -> None:
-        self.versions, self.version, self.read = versions, 0, 0
-
-    def __iter__(self) -> Iterator[Photo]:
-        for photo in self.versions[self.version]:
-            self.read += 1
-            yield photo
-
-    def diff(self, before: int, after: int) -> Any:
-        old, new = self.versions[before], self.versions[after]
-        return SimpleNamespace(
-            added=[each for each in new if each not in old], removed=[each for each in old if each not in new]
-        )
-
-
-def test_sync_reads_only_the_changes_between_versions() -> None:
-    replaced = Photo(id="p1", title="new", label=-1)
-    dataset = Versions(list(PHOTOS[:50]), [*PHOTOS[:1], replaced, *PHOTOS[2:45], PHOTOS[60]])
+    write_dataset(PHOTOS[:50], tmp_path / "photos", document_type=Photo)
     index = DocumentIndex[Photo]()
-    assert index.sync(dataset).upserted == 50
-    assert dataset.read == 50
-    dataset.version = 1
-    report = index.sync(dataset)
-    assert (report.upserted, report.deleted, report.version, dataset.read) == (2, 5, 1, 50)
-    assert sorted(index, key=lambda photo: photo.id) == sorted(dataset.versions[1], key=lambda photo: photo.id)
-    assert index.sync(dataset).upserted == 0
+
+    def sync(**options: Any) -> tuple[int, int, int | None]:
+        report = index.sync(open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache"), **options)
+        return report.upserted, report.deleted, report.unchanged
+
+    def is_equal() -> bool:
+        stored = open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache")
+        return sorted(index, key=lambda photo: photo.id) == sorted(stored, key=lambda photo: photo.id)
+
+    assert sync() == (50, 0, 0)
+    dataset = open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache")
+    dataset.upsert([Photo(id="p1", title="new", label=-1), PHOTOS[60]])
+    open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache").delete({"label": {"$gte": 45, "$lt": 50}})
+    assert sync() == (2, 5, None)  # None: no other rows were read
+    assert is_equal()
+    assert sync() == (0, 0, None)
+    index.delete("p7")
+    assert sync() == (0, 0, None)
+    assert sync(full=True) == (1, 0, 45)
+    assert is_equal()
     index.clear()
-    assert index.sync(dataset).upserted == 46
+    assert sync() == (46, 0, 0)
+    part = open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache").filter({"label": {"$lt": 10}})
+    assert index.sync(part).deleted == 36  # a part of a version is compared as a whole
+    assert sync() == (36, 0, 10)
 
 
 # --- what an index derives from a class

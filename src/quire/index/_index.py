@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -28,7 +29,15 @@ from quire.array import (
     whole_number,
 )
 from quire.document import BaseDocument
-from quire.errors import DocumentTypeError, OptionError, QueryError, SchemaError, SearchError, did_you_mean
+from quire.errors import (
+    DocumentTypeError,
+    OptionError,
+    QueryError,
+    SchemaError,
+    SearchError,
+    StorageError,
+    did_you_mean,
+)
 from quire.files import display_uri, scheme_of
 from quire.index._backend import FORMAT, Hits, IndexBackend, check_state, split_words
 from quire.index._conditions import Selection, find_other_times, select
@@ -496,30 +505,29 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
         self._backend.write(None, keys, {"dataset": "", "version": ""})
         return len(keys)
 
-    def sync(self, dataset: Any) -> SyncReport:
+    def sync(self, dataset: Any, *, full: bool = False) -> SyncReport:
         """Make the index equal to a dataset: insert, replace and delete what differs.
 
         If the dataset has versions, and an earlier one was synchronized, only the changes since then are read.
         Otherwise, all rows are read, and compared with checksums of the documents in the index. A synchronization that
-        was interrupted is repeated by the next one.
+        was interrupted is repeated by the next one. `full` reads all rows, also to undo other changes of the index.
         """
-        version = getattr(dataset, "version", None)
-        version = version if isinstance(version, int) and hasattr(dataset, "diff") else None
+        version = _version_of(dataset)
         folder = getattr(dataset, "folder", None)
         url = str(getattr(folder, "url", ""))
         state = self._backend.open(self._plan, self.metric)
         known = json.loads(state.get("version") or "null")
-        if version is not None and url and state.get("dataset") == url and isinstance(known, int):
-            report = self._apply_changes(dataset, known, version)
-        else:
-            report = self._reconcile(dataset, version)
+        changes = None
+        if version is not None and url and state.get("dataset") == url and isinstance(known, int) and not full:
+            with suppress(StorageError):  # the earlier version was cleaned up
+                changes = dataset.diff(known, version)
+        report = self._reconcile(dataset, version) if changes is None else self._apply_changes(changes, version)
         done = {"dataset": url if version is not None else "", "version": json.dumps(version)}
         self._backend.write(None, [], done)
         return report
 
-    def _apply_changes(self, dataset: Any, known: int, version: int) -> SyncReport:
+    def _apply_changes(self, changes: Any, version: int | None) -> SyncReport:
         """Read the rows that were added and removed between two versions of a dataset."""
-        changes = dataset.diff(known, version)
         added: set[str] = set()
         for block in _blocks(changes.added):
             added.update(map(self._plan.key_of, block))
@@ -574,6 +582,18 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
     def __repr__(self) -> str:
         place = "memory" if self._url is None else display_uri(self._url)
         return f"<{type(self).__name__} in {place}, {self.metric}>"
+
+
+def _version_of(dataset: Any) -> int | None:
+    """Return the version of a dataset whose changes can be read; None if it has none, or is a part of its rows."""
+    if not hasattr(type(dataset), "diff"):
+        return None
+    try:
+        version: int = dataset.version
+    except StorageError:
+        return None  # of files that quire did not write
+    rows = {each.number: each.rows for each in dataset.versions()}
+    return version if rows.get(version) == len(dataset) else None
 
 
 def _reopen(index_type: Any, url: str, options: dict[str, Any]) -> Any:
@@ -655,9 +675,9 @@ class AsyncDocumentIndex(Generic[DocT]):
         """See `DocumentIndex.delete`."""
         return await asyncio.to_thread(self.index.delete, what)
 
-    async def sync(self, dataset: Any) -> SyncReport:
+    async def sync(self, dataset: Any, *, full: bool = False) -> SyncReport:
         """See `DocumentIndex.sync`."""
-        return await asyncio.to_thread(self.index.sync, dataset)
+        return await asyncio.to_thread(self.index.sync, dataset, full=full)
 
     async def optimize(self) -> None:
         """See `DocumentIndex.optimize`."""
