@@ -133,6 +133,37 @@ def test_sync_reads_only_the_changes_between_versions(tmp_path: Path) -> None:
     assert sync() == (36, 0, 10)
 
 
+@pytest.mark.needs("pyarrow", "xxhash")
+def test_sync_follows_the_versions_of_a_stored_dataset(tmp_path: Path) -> None:
+    from datetime import timedelta
+
+    from quire.storage import open_dataset, write_dataset
+
+    def check(upserted: int, deleted: int, source: Any, *, is_whole: bool = False) -> None:
+        report = index.sync(source)
+        assert (report.upserted, report.deleted, report.unchanged is not None) == (upserted, deleted, is_whole)
+        assert sorted(photo.id for photo in index) == sorted(photo.id for photo in source)
+
+    write_dataset(PHOTOS[:50], tmp_path / "photos", document_type=Photo)
+    dataset = open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache")
+    index = DocumentIndex[Photo]()
+    check(50, 0, dataset, is_whole=True)
+    dataset.delete({"id": {"$in": ["p1", "p2"]}})
+    dataset.update({"id": "p3"}, title="changed")
+    check(1, 2, dataset)
+    dataset.compact()
+    write_dataset(PHOTOS[60:63], tmp_path / "photos", document_type=Photo, mode="append")
+    check(3, 0, open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache"))
+    check(0, 0, open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache"))
+    check(0, 50, dataset.filter({"title": "changed"}).filter(lambda photo: photo.id == "p3"), is_whole=True)
+    dataset = open_dataset(tmp_path / "photos", Photo, cache=tmp_path / "cache")
+    check(50, 0, dataset, is_whole=True)
+    dataset.delete({"id": "p7"})
+    dataset.delete({"id": "p8"})
+    dataset.cleanup(timedelta(0))
+    check(0, 2, dataset, is_whole=True)
+
+
 # --- what an index derives from a class
 
 

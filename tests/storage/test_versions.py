@@ -317,6 +317,8 @@ def test_only_the_latest_version_as_a_whole_is_changed(folder: Path) -> None:
     ):
         with pytest.raises(StorageError, match=reason):
             part.upsert(rows(0, 1))
+    with pytest.raises(StorageError, match="compares all rows, and some of this dataset were selected"):
+        dataset.filter({"number": {"$gt": 3}}).diff(1)
     assert dataset.narrow(["number"]).delete({"text": "secret-000003"}) == 1
     pq.write_table(pa.table({"id": ["a"], "number": [1]}), folder.parent / "plain.parquet")
     for plain in (folder.parent / "plain.parquet",):

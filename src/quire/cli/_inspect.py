@@ -317,7 +317,9 @@ def _find_faults(source: DocumentSource) -> tuple[int, list[dict[str, str]]]:
     if source.dataset is not None:
         faults = source.dataset.faults()
         damaged = {shard.name for shard, _ in faults}
+        # Of damaged datasets, the rows of the other shards; deleted rows are not counted if there is no damage.
         rows = sum(shard.rows for shard in source.dataset.shards if shard.name not in damaged)
+        rows = rows if damaged else len(source.dataset)
         return rows, [{"name": shard.name, "fault": str(error)} for shard, error in faults]
     rows = 0
     try:

@@ -548,6 +548,11 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
         A row that was changed is in both: in `removed` as it was, and in `added` as it is now.
         """
+        if self._row_reader.is_filtered:
+            raise StorageError(
+                f"{display_uri(self.folder.url)}: diff() compares all rows, and some of this dataset were selected. "
+                "Call it on the dataset itself, and filter the result."
+            )
         difference: Difference = _row_changes().diff(self, self._version_log(), older, newer)
         return difference
 
