@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -413,6 +414,7 @@ MEMORY_JOB = """
 import sys
 import numpy as np
 import pyarrow as pa
+import pyarrow as pa
 from quire import BaseDocument
 from quire.distributed import DocumentShards, engine
 from quire.distributed._encoding import DocumentLayout
@@ -518,3 +520,15 @@ def test_wrong_joins_are_errors() -> None:
         shards.join(shard(goods(6), 2, engine_by_name("local", num_workers=1)), "name")
     with pytest.raises(SchemaError, match="documents of the left side need their ids"):
         shards.select("name").join(shards.select("name", "price"), "name")
+
+
+def test_packs_are_read_without_a_copy() -> None:
+    from quire.distributed._exchange import _pack_buffers
+
+    packs = [bytes([number]) * 64 for number in range(5)]
+    batch = pa.record_batch({"pack": pa.array(packs, pa.large_binary())})
+    data = batch.column("pack").buffers()[2]
+    for rows in (batch, batch.slice(2, 2), batch.slice(5)):
+        buffers = list(_pack_buffers(rows))
+        assert [buffer.to_pybytes() for buffer in buffers] == rows.column("pack").to_pylist()
+        assert all(data.address <= buffer.address < data.address + data.size for buffer in buffers)

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -229,6 +230,18 @@ class ScatterRows(PartitionStage):
         return pa.RecordBatch.from_arrays(columns, schema=PACKS)
 
 
+def _pack_buffers(batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
+    """Yield the bytes of each pack, in the memory or the file that holds the record batch."""
+    packs = batch.column("pack")
+    if not len(packs):
+        return
+    _, offsets, data = packs.buffers()
+    # A scalar of the array would be a copy of its bytes, outside the pool of Arrow.
+    ends = np.frombuffer(offsets, np.int64)[packs.offset : packs.offset + len(packs) + 1].tolist()
+    for start, end in pairwise(ends):
+        yield data.slice(start, end - start)
+
+
 def carried_schema(source: pa.Schema) -> pa.Schema:
     """Return the schema of rows in packs: with their position and hash."""
     return source.append(_POSITION).append(_HASH)
@@ -289,7 +302,7 @@ class GatherStage(PartitionStage):
         held = isinstance(batches, HeldBatches)
         schemas = [carried_schema(source) for source in self.sources]
         if len(schemas) == 1:
-            packs = (pack.as_buffer() for batch in batches for pack in batch.column("pack"))
+            packs = (pack for batch in batches for pack in _pack_buffers(batch))
             yield from self.combine(partition, [HeldRows(schemas[0], packs, held=held)])
             return
         # The packs of both sides arrive mixed: they are held, and read a side at a time.
@@ -297,9 +310,9 @@ class GatherStage(PartitionStage):
         sides = []
         for number, schema in enumerate(schemas):
             packs = (
-                pack.as_buffer()
+                pack
                 for batch in every
-                for side, pack in zip(batch.column("side").to_pylist(), batch.column("pack"), strict=True)
+                for side, pack in zip(batch.column("side").to_pylist(), _pack_buffers(batch), strict=True)
                 if side == number
             )
             sides.append(HeldRows(schema, packs, held=True))
