@@ -56,7 +56,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "serve_async": (lambda _: serve_async(double, tsl=1), "serve_async has no option 'tsl'. Did you mean 'tls'?"),  # type: ignore[call-arg]
     "endpoint": (
         lambda _: endpoint(max_batch=1),  # type: ignore[call-overload]
-        "endpoint has no option 'max_batch'. Did you mean 'max_batch_size', 'max_batch_bytes' or 'max_wait'?",
+        "endpoint has no option 'max_batch'. Did you mean 'max_batch_size', 'max_batch_bytes' or 'max_batch_tokens'?",
     ),
     "Estimator.from_torch": (
         lambda _: estimator(modeldir="x"),

@@ -87,7 +87,7 @@ def test_errors_are_printed_to_stderr(folder: Path, arguments: list[str], reason
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["proto"], ["prot"], ["proto", "a:B", "--wrong"]])
+@pytest.mark.parametrize("arguments", [["proto"], ["prot"], ["proto", "a:B", "--wrong"]])
 def test_wrong_arguments_exit_with_2(folder: Path, arguments: list[str]) -> None:
     done = run(folder, *arguments)
     assert done.returncode == 2

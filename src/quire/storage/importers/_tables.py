@@ -97,7 +97,7 @@ class _Table(ABC):
 
 def _open_location(source: Any, options: ImportOptions, library: str) -> str:
     """Return the path of a table; options of a remote store are for the library, which has its own names for them."""
-    location = os.fspath(source)
+    location: str = os.fspath(source)
     if options.remote.storage_options:
         raise OptionError(
             f"{display_uri(location)}: storage_options are those of quire. Open the table with {library} and its own "
