@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.errors import (
+    DecodeError,
     FunctionError,
     OptionError,
     PathError,
@@ -547,6 +548,32 @@ def test_batches_are_limited_by_tokens(path: str, kind: str) -> None:
     assert sorted(length for batch in batches for length in batch) == sorted(
         len(doc.tokens) for docs in requests for doc in docs
     )
+
+
+@pytest.mark.parametrize("count", [-1, -(2**63), 2**31 + 1, 2**63 - 1])
+@pytest.mark.parametrize("kind", [DocumentArray, DocumentBatch])
+def test_numbers_of_tokens_that_callers_invent_are_errors(kind: Any, count: int) -> None:
+    """A negative number would lift the limit for all other callers."""
+    sizes: list[int] = []
+
+    def work(docs: Any) -> Any:
+        sizes.append(sum(docs.length))
+        return docs
+
+    work.__annotations__ = dict.fromkeys(("docs", "return"), kind[Prompt])
+    options: dict[str, Any] = {"max_batch_size": 100, "max_wait": 0.2, "max_batch_tokens": 100, "tokens": "length"}
+    service = endpoint(**options)(work)
+
+    def counted(*lengths: int) -> DocumentArray[Prompt]:
+        return DocumentArray[Prompt](Prompt(tokens=[1], length=length) for length in lengths)
+
+    with serve(service) as server, Client(server.address) as client:
+        refused = client.work.future(counted(1, count), timeout=60)
+        calls = [client.work.future(counted(40, 40), timeout=60) for _ in range(4)]
+        with pytest.raises(DecodeError, match=f"row 1: length={count} is no number of tokens"):
+            refused.result()
+        assert [len(call.result()) for call in calls] == [2] * 4
+    assert max(sizes) <= 100
 
 
 def test_endpoint_rejects_invalid_limits_of_tokens() -> None:

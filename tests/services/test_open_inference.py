@@ -301,7 +301,17 @@ def _wrong_requests(models: GrpcModels) -> dict[str, tuple[Any, str, str]]:
         "content": ("BYTES", [b""]),
         "small": ("UINT8", np.zeros((1, 2), np.uint8)),
     }
+
+    def shaped(*shape: int) -> Any:
+        request = make("embed", {"pixels": ("FP32", np.zeros((0, 3, 1, 1), np.float32))})
+        request.inputs[0].shape[:] = shape
+        return request
+
     return {
+        "no address": (shaped(0, 3, 1 << 62, 1), "INVALID_ARGUMENT", "is no shape"),
+        "no product": (shaped(0, 3, 1 << 40, 1 << 40), "INVALID_ARGUMENT", "is no shape"),
+        "dimensions": (shaped(*[1] * 10_000), "INVALID_ARGUMENT", "a shape of 10000 dimensions"),
+        "empty rows": (shaped(1 << 40, 3, 0, 1), "INVALID_ARGUMENT", "1099511627776 rows would take far more memory"),
         "unknown model": (make("nothing", {}), "NOT_FOUND", "no model 'nothing'"),
         "version": (versioned, "NOT_FOUND", "version '7'"),
         "unknown input": (make("embed", {"x": pixels}), "INVALID_ARGUMENT", "no input 'x'"),
@@ -470,6 +480,9 @@ def http_input(name: str, datatype: str, shape: Any, data: Any = None, **paramet
 
 
 JSON_PIXELS = http_input("pixels", "FP32", PIXELS.shape, PIXELS.tolist())
+DEEP: Any = "a"
+for _ in range(100):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize("model", ["embed", "embed_batched"])
@@ -552,6 +565,10 @@ def test_metadata_and_health_over_http(site: Site) -> None:
         ({"inputs": [{**JSON_PIXELS, "data": [[1], [2, 3]]}]}, 400, "no array of FP32"),
         ({"inputs": [{**JSON_PIXELS, "data": ["a"] * 360}]}, 400, "no array of FP32"),
         ({"inputs": [http_input("pixels", "FP32", PIXELS.shape, binary_data_size=4)]}, 400, "0 more bytes"),
+        ({"inputs": [http_input("pixels", "FP32", [1, 3, 1, 1], [1, 2, 1e39])]}, 400, "values that are not FP32"),
+        ({"inputs": [http_input("pixels", "FP32", [0, 10**30, 0, 0], [])]}, 400, "is no shape"),
+        ({"inputs": [JSON_PIXELS, http_input("caption", "BYTES", [1], ["\ud800"])]}, 400, "is not Unicode"),
+        ({"inputs": [JSON_PIXELS, http_input("caption", "BYTES", [1], DEEP)]}, 400, "more than 32 dimensions"),
         ({"inputs": "x"}, 400, "no list of inputs"),
         ({}, 400, "no list of inputs"),
         ([1], 400, "no JSON object"),
@@ -563,6 +580,14 @@ def test_wrong_bodies_are_errors_in_the_form_of_the_protocol(
     answer = infer(site, "embed", request_body)
     assert answer.status == status
     assert words in answer.json()["error"]
+
+
+def test_bodies_that_python_cannot_read_are_errors(site: Site) -> None:
+    path = "/base/v2/models/embed/infer"
+    answer = site.request(path, b"[" * 50_000)
+    assert (answer.status, "the body is no JSON" in answer.json()["error"]) == (400, True)
+    answer = site.request(path, b"{}", Inference_Header_Content_Length="\xb2")
+    assert (answer.status, "is no number of bytes" in answer.json()["error"]) == (400, True)
 
 
 def test_errors_of_functions_and_limits_over_http(site: Site) -> None:

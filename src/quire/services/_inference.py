@@ -97,23 +97,32 @@ class InferenceTensor:
         """Read the elements from a flat or nested list."""
         size = _count_elements(name, shape)
         if datatype == _BYTES:
-            flat = _flatten(values)
+            flat = _flatten(name, values)
             wrong = next((value for value in flat if not isinstance(value, (str, bytes))), None)
             if wrong is not None or len(flat) != size:
                 raise DecodeError(f"{name}: expected {size} texts (shape {list(shape)}), got {len(flat)} values.")
-            items = [value if isinstance(value, bytes) else value.encode() for value in flat]
+            try:
+                items = [value if isinstance(value, bytes) else value.encode() for value in flat]
+            except UnicodeEncodeError as error:  # JSON may escape half of a surrogate pair
+                raise DecodeError(f"{name}: a text is not Unicode: {error.reason}.") from None
             return cls(name, datatype, _as_objects(items, shape))
         dtype = _dtype_of(name, datatype)
         try:
             numbers = np.asarray(values)
-            array = numbers.astype(dtype)
+            with np.errstate(over="ignore", invalid="ignore"):  # the values are compared below
+                array = numbers.astype(dtype)
         except (ValueError, TypeError, OverflowError) as error:
             raise DecodeError(f"{name}: the data is no array of {datatype}: {error}") from None
         if numbers.size != size:
             raise DecodeError(f"{name}: shape {list(shape)} has {size} elements, got {numbers.size}.")
         kinds = {"b": "b", "i": "iu", "u": "iu"}.get(dtype.kind, "iuf")
-        is_exact = dtype.kind not in "iu" or bool((array == numbers).all())
-        if numbers.size and (numbers.dtype.kind not in kinds or not is_exact):
+        if numbers.dtype.kind not in kinds:
+            fits = not numbers.size
+        elif dtype.kind in "iu":
+            fits = bool((array == numbers).all())
+        else:  # rounding is usual, but a number does not become infinite
+            fits = dtype.kind == "b" or bool((np.isfinite(array) | ~np.isfinite(numbers)).all())
+        if not fits:
             raise DecodeError(f"{name}: the data has values that are not {datatype}.")
         return cls(name, datatype, array.reshape(shape))
 
@@ -148,9 +157,18 @@ def _dtype_of(name: str, datatype: str) -> np.dtype[Any]:
 
 
 def _count_elements(name: str, shape: Sequence[Any]) -> int:
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape):
+    if len(shape) > _MOST_DIMENSIONS:
+        raise DecodeError(f"{name}: a shape of {len(shape)} dimensions; {_MOST_DIMENSIONS} are possible.")
+    if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < _LARGEST_SIZE for size in shape):
+        raise DecodeError(f"{name}: {list(shape)} is no shape.")
+    # NumPy refuses arrays without elements, too, whose other dimensions are larger than an address.
+    if math.prod(size or 1 for size in shape) >= _LARGEST_SIZE:
         raise DecodeError(f"{name}: {list(shape)} is no shape.")
     return math.prod(shape)
+
+
+_MOST_DIMENSIONS = 32
+_LARGEST_SIZE = 1 << 48
 
 
 def _as_objects(items: list[bytes], shape: Sequence[int]) -> NDArray[Any]:
@@ -159,10 +177,29 @@ def _as_objects(items: list[bytes], shape: Sequence[int]) -> NDArray[Any]:
     return array.reshape(shape)
 
 
-def _flatten(values: Any) -> list[Any]:
-    if not isinstance(values, list):
-        return [values]
-    return [item for value in values for item in (_flatten(value) if isinstance(value, list) else [value])]
+def _flatten(name: str, values: Any) -> list[Any]:
+    flat = values if isinstance(values, list) else [values]
+    for _ in range(_MOST_DIMENSIONS):
+        if not any(isinstance(value, list) for value in flat):
+            return flat
+        flat = [item for value in flat for item in (value if isinstance(value, list) else [value])]
+    raise DecodeError(f"{name}: the data has more than {_MOST_DIMENSIONS} dimensions.")
+
+
+def _check_memory(name: str, tensors: Sequence[InferenceTensor]) -> None:
+    """Raise an error for rows that would take far more memory than their tensors.
+
+    A tensor without elements has any number of rows in a request of a few bytes, and each row gets an id.
+    """
+    rows = max((len(tensor.array) for tensor in tensors), default=0)
+    nbytes = sum(tensor.array.nbytes for tensor in tensors)
+    if rows * _ROW_BYTES > _ROW_CREDIT + _MOST_EXPANSION * nbytes:
+        raise DecodeError(f"{name}: {rows} rows would take far more memory than the {nbytes} bytes of the tensors.")
+
+
+_ROW_BYTES = 256
+_ROW_CREDIT = 64 << 20
+_MOST_EXPANSION = 64
 
 
 def _split_bytes(name: str, content: memoryview, size: int) -> list[bytes]:
@@ -261,6 +298,8 @@ class Model:
         missing = [tensor.name for tensor in self.inputs.values() if tensor.required and tensor.name not in columns]
         if missing or not columns:
             raise DecodeError(f"{name}: the request lacks the inputs {', '.join(missing or self.inputs)}.")
+        if payload.kind != "document":
+            _check_memory(name, tensors)
         try:
             batch = DocumentBatch[payload.document_type].from_columns(columns)  # type: ignore[name-defined]
         except ColumnError as error:
@@ -618,7 +657,7 @@ def parse_json_request(model: str, version: str, body: bytes, header_length: int
         raise DecodeError(f"Inference-Header-Content-Length is {header_length}, and the body has {len(body)} bytes.")
     try:
         request = json.loads(body[:header_length])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DecodeError(f"the body is no JSON: {error}") from None
     _check_json(request, "the request", ("id", "parameters", "inputs", "outputs"))
     binary: dict[str | None, bool] = {None: False}

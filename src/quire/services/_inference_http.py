@@ -27,6 +27,7 @@ from quire.services._http_mount import SHUTDOWN_GRACE, blocking_function  # noqa
 
 _HEADER_LENGTH = "inference-header-content-length"
 _JSON, _BINARY = "application/json", "application/octet-stream"
+_MOST_DIGITS = 18  # of a number of bytes
 _LARGE = 1 << 16  # bytes; reading and writing more would delay other requests on the event loop
 
 
@@ -167,7 +168,7 @@ def _header_length(request: Request) -> int | None:
     text = request.headers.get(_HEADER_LENGTH)
     if text is None:
         return None
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         raise DecodeError(f"Inference-Header-Content-Length: {text!r} is no number of bytes.")
     return int(text)
 

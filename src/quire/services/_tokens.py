@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quire.array import DocumentBatch
 from quire.columns import LentColumn, RaggedColumn, ScalarColumn, TensorColumn
-from quire.errors import SchemaError
+from quire.errors import DecodeError, SchemaError
 from quire.schema import FieldKind, Schema
 from quire.services._payloads import Rows
 
@@ -26,13 +26,17 @@ def check_token_field(schema: Schema, name: str, where: str) -> None:
         )
 
 
+_MOST_TOKENS = 1 << 31
+"""The tokens that one row may have, so that their sums are exact."""
+
+
 def count_tokens(rows: Rows, name: str) -> NDArray[np.int64]:
     """Return the tokens of each row: the length of its value, or the value itself if it is a whole number."""
     if not isinstance(rows, DocumentBatch):
-        return np.array([_count(getattr(document, name)) for document in rows], np.int64)
+        return _check_counts([_count(getattr(document, name)) for document in rows], name)
     column = rows.column(name)
     if isinstance(column, ScalarColumn):
-        return np.where(column.valid_rows(), np.asarray(column.data, np.int64), 0)
+        return _check_counts(np.where(column.valid_rows(), np.asarray(column.data), 0).tolist(), name)
     if isinstance(column, RaggedColumn):
         lengths = [shape[0] if shape else 1 for shape in column.shapes]
     elif isinstance(column, TensorColumn):
@@ -40,6 +44,14 @@ def count_tokens(rows: Rows, name: str) -> NDArray[np.int64]:
     else:
         lengths = [_count(value) for value in column.values()]
     return np.where(column.valid_rows(), np.array(lengths, np.int64), 0)
+
+
+def _check_counts(counts: list[int], name: str) -> NDArray[np.int64]:
+    """Return numbers of tokens as an array; those that a caller has sent may be any whole numbers."""
+    for row, count in enumerate(counts):
+        if not 0 <= count <= _MOST_TOKENS:
+            raise DecodeError(f"row {row}: {name}={count} is no number of tokens.")
+    return np.array(counts, np.int64)
 
 
 def _row_shapes(column: TensorColumn) -> list[tuple[int, ...]]:
