@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from quire import BaseDocument
-from quire.distributed import DocumentShards
+from quire.distributed import DocumentShards, StageStats
+from quire.distributed._metrics import StageReport
+from quire.distributed._ray import _ReportCollector
 from quire.errors import PartitionError
 from quire.storage import open_dataset
 from tests.distributed.sample_documents import Good, goods
@@ -162,6 +164,17 @@ def test_stats_count_retries(start_engine: Any, name: str, tmp_path: Path) -> No
     stats = by_name(mapped)["dies_once"]
     assert stats.retries == 1
     assert stats.rows_out >= ROWS
+
+
+def test_reports_that_nobody_asks_for_are_added_up() -> None:
+    collector = _ReportCollector()
+    for task in range(150_000):
+        collector.begin(f"task {task}", ["key"])
+        collector.add([StageReport("key", StageStats("", 1, 2, 3, 4, 0.5))])
+    collector.begin("task 149999", ["key", "other"])
+    assert len(collector._begun) <= 100_000
+    assert collector.take() == [StageReport("key", StageStats("", 150_000, 300_000, 450_000, 600_000, 75_000.0, 1))]
+    assert collector.take() == []
 
 
 # --- progress

@@ -146,10 +146,29 @@ def test_resume_of_another_plan_is_an_error(source: Path, tmp_path: Path) -> Non
     ):
         with pytest.raises(OptionError, match="an interrupted job has written other rows"):
             other.write_dataset(target, mode="resume")
+    again = read(source).map(logged, str(log), None)
+    options: tuple[dict[str, Any], ...] = ({"format": "arrow"}, {"tensor_storage": "list"})
+    for changed in options:
+        with pytest.raises(OptionError, match="format=, tensor_storage=, or its files were not the same"):
+            again.write_dataset(target, mode="resume", **changed)
     write_dataset([Row(id="new", number=99)], source, mode="append")
     with pytest.raises(OptionError, match="or its files were not the same"):
         read(source).map(logged, str(log), None).write_dataset(target, mode="resume")
     assert sorted(path.name for path in target.iterdir()) == before
+
+
+def test_resume_with_other_fields_is_an_error(source: Path, tmp_path: Path) -> None:
+    """The program was changed between its runs: rows of complete partitions lack the new field."""
+    target, log = tmp_path / "target", tmp_path / "log"
+    interrupt(source, target, log)
+
+    class Wider(Row):
+        label: str = "unknown"
+
+    Wider.__name__ = "Row"
+    shards = DocumentShards[Wider].read_parquet(source, num_partitions=PARTITIONS)
+    with pytest.raises(OptionError, match="the fields of its class"):
+        shards.map(logged, str(log), None, document_type=Wider).write_dataset(target, mode="resume")
 
 
 def test_resume_refuses_partitions_that_differ_each_time(source: Path, tmp_path: Path, start_engine: Any) -> None:

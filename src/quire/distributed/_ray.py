@@ -206,26 +206,37 @@ class _BlockTask:
 
 
 class _ReportCollector:
-    """An actor that keeps the reports of stages for the driver. It ends with the driver."""
+    """An actor that keeps the reports of stages for the driver. It ends with the driver.
+
+    A driver that never asks for them has one sum for each stage, and not a report for each block.
+    """
 
     def __init__(self) -> None:
-        self._reports: list[StageReport] = []
-        self._begun: set[tuple[str, str]] = set()
+        self._counts: dict[str, StageStats] = {}
+        self._begun: dict[tuple[str, str], None] = {}  # an ordered set
 
     def begin(self, task: str, keys: list[str]) -> None:
         """Note that a task begins to run stages; one that has begun before is a retry."""
         for key in keys:
             if (task, key) in self._begun:
-                self._reports.append(StageReport(key, StageStats("", retries=1)))
-            self._begun.add((task, key))
+                self.add([StageReport(key, StageStats("", retries=1))])
+            self._begun[task, key] = None
+        while len(self._begun) > _MOST_TASKS:
+            del self._begun[next(iter(self._begun))]
 
     def add(self, reports: list[StageReport]) -> None:
-        self._reports += reports
+        for key, counts in reports:
+            before = self._counts.get(key)
+            self._counts[key] = counts if before is None else before.add(counts)
 
     def take(self) -> list[StageReport]:
-        """Return all reports since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
+        """Return what was reported since the last call."""
+        counts, self._counts = self._counts, {}
+        return [StageReport(*item) for item in counts.items()]
+
+
+_MOST_TASKS = 100_000
+"""The tasks that a collector remembers, to recognise retries."""
 
 
 def _report_collector() -> Any:

@@ -7,6 +7,7 @@ others are removed. Until the driver has published the log, in one step, the dat
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -131,7 +132,7 @@ def write_frame(
         job = InterruptedJob(log.name.partition("-")[0], {})
     if job.is_published:
         return
-    notes = data.plan.digest() if can_resume and options.mode in ("create", "resume") else None
+    notes = _digest_job(data, options) if can_resume and options.mode in ("create", "resume") else None
     stage = WriteShards(layout, folder.url, job.name, options, notes, job.complete)
     try:
         reports = collect_tracked(engine, engine.run(data.frame, stage), "writing", show_progress)
@@ -199,6 +200,13 @@ def _find_obstacle(data: DocumentFrame) -> str | None:
     return data.plan.operation
 
 
+def _digest_job(data: DocumentFrame, options: WriteOptions) -> str:
+    """Return a digest of what a job writes: all shards of a dataset have the same columns, in the same form."""
+    fields = data.layout.fields.remove_metadata()
+    content = (data.plan.digest(), options.format, options.tensor_storage, str(fields))
+    return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
+
+
 def _find_job(data: DocumentFrame, folder: Folder, options: WriteOptions) -> InterruptedJob | None:
     """Return the job that wrote a part of the same rows to a folder, if there is one."""
     obstacle = _find_obstacle(data)
@@ -216,11 +224,12 @@ def _find_job(data: DocumentFrame, folder: Folder, options: WriteOptions) -> Int
                 if _ATTEMPT.match(entry.name):
                     folder.delete(entry.name)
         return None
-    plan = data.plan.digest()
+    plan = _digest_job(data, options)
     if any(note.plan != plan for note in notes):
         raise OptionError(
             f"mode='resume': an interrupted job has written other rows to {display_uri(folder.url)}: its plan, as of "
-            "explain(), or its files were not the same. Pass mode='overwrite' to begin again."
+            "explain(), the fields of its class, format=, tensor_storage=, or its files were not the same. Pass "
+            "mode='overwrite' to begin again."
         )
     names = {note.name.lstrip(".").partition("-")[0] for note in notes}
     written = {name for note in notes for name in note.files[1:]}
