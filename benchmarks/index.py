@@ -99,7 +99,8 @@ def search_row(size: int) -> Row:
     def by_hand() -> Any:
         search = table.search(unit, vector_column_name="v_embedding").distance_type("dot")
         search = search.nprobes(20).refine_factor(4).ef(200)
-        return search.select(["id", "document", "_distance"]).limit(LIMIT).to_arrow().to_pylist()
+        columns = ["id", "f_label", "f_title", "v_embedding", "_distance"]
+        return search.select(columns).limit(LIMIT).to_arrow().to_pylist()
 
     return Row(
         title="Search in LanceDB",

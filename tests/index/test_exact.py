@@ -13,7 +13,7 @@ from quire import BaseDocument, DocumentArray
 from quire.array import Metric
 from quire.errors import DocumentTypeError, OptionError, QueryError, SchemaError, SearchError
 from quire.index import DocumentIndex
-from quire.typing import AnyTensor, NdArray, float32, float64
+from quire.typing import AnyTensor, NdArray, float32, float64, int64
 
 METRICS: list[Metric] = ["cosine", "dot", "euclidean"]
 rng = np.random.default_rng(3)
@@ -244,3 +244,20 @@ def test_closed_index_is_empty_in_memory() -> None:
     with DocumentIndex[Photo](PHOTOS[:3]) as index:
         assert "p2" in index
     assert len(index) == 0
+
+
+def test_vectors_without_a_dtype_are_ranked_as_float32_and_kept_as_they_are() -> None:
+    class Free(BaseDocument):
+        embedding: NdArray[2]
+
+    documents = [Free(id=dtype, embedding=np.array([1, 0.1], dtype)) for dtype in ("f2", "f4", "f8")]
+    index = DocumentIndex[Free](documents)
+    assert len(index.search([1, 0.1]).documents) == 3
+    for document in documents:
+        assert index.get(document.id).embedding.dtype == document.embedding.dtype
+
+    class Whole(BaseDocument):
+        embedding: NdArray[int64, 2]
+
+    with pytest.raises(SchemaError, match="int64, cannot be ranked as float32"):
+        DocumentIndex[Whole]()

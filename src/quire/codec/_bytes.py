@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,9 +18,11 @@ from quire.codec._messages import ArrayField, BatchField, DocumentField
 from quire.codec._values import (
     decode_array,
     decode_document,
+    decode_partial,
     encode_array,
     encode_document,
     encode_documents,
+    encode_partial,
     unpickle,
 )
 from quire.codec._wire import DELIMITED, Bytes, iter_fields, join_buffers, read_text
@@ -41,6 +43,11 @@ _RowsT = TypeVar("_RowsT", Columns, list[Any])
 def encode_document_message(document: DocumentLike, *, allow_pickle: bool = False) -> bytes:
     """Encode a document as one message."""
     return _encode_message(encode_document, document, allow_pickle=allow_pickle)
+
+
+def encode_partial_message(document: DocumentLike, names: Sequence[str]) -> bytes:
+    """Encode some fields of a document as one message, which `decode_partial_message` reads with the others."""
+    return _encode_message(lambda item, writer: encode_partial(item, names, writer), document, allow_pickle=False)
 
 
 def encode_array_message(array: ArrayLike, *, allow_pickle: bool = False) -> bytes:
@@ -79,6 +86,17 @@ def _encode_with_buffers(encode: Callable[..., bytes], *arguments: Any, allow_pi
 def decode_document_message(data: Bytes, document_type: type[Any] | None, options: DecodeOptions) -> Any:
     """Decode the document of one message."""
     return _decode_message(decode_document, data, document_type, options)
+
+
+def decode_partial_message(
+    data: Bytes, document_type: type[Any], others: Mapping[str, Any], options: DecodeOptions
+) -> Any:
+    """Decode the document of one message, with the values of the fields that the message does not have."""
+
+    def decode(reader: Reader, start: int, end: int, expected: Any) -> Any:
+        return decode_partial(reader, start, end, expected, others)
+
+    return _decode_message(decode, data, document_type, options)
 
 
 def decode_columns_message(data: Bytes, document_type: type[Any], options: DecodeOptions) -> Columns:

@@ -185,6 +185,15 @@ def encode_fields(name: str, content: Mapping[str, Any], writer: Writer) -> byte
     return _encode_head(name, content) + _encode_contents(name.rpartition(":")[2], content, writer)
 
 
+def encode_partial(document: DocumentLike, names: Sequence[str], writer: Writer) -> bytes:
+    """Encode some fields of a document, which `decode_partial` reads with the values of the others."""
+    content, schema = document.__dict__, type(document).document_schema()
+    for field in document_head(schema)[2]:
+        if field.name in names:
+            check_unions(schema, field, [content[field.name]], allow_pickle=writer.allow_pickle)
+    return encode_fields(class_name(type(document)), {name: content[name] for name in names}, writer)
+
+
 def _encode_contents(name: str, content: Mapping[str, Any], writer: Writer) -> bytes:
     parts: list[bytes] = []
     try:
@@ -799,6 +808,16 @@ def decode_document(
         return cast("DocumentLike", _class_registry.make_dynamic(type_name, unknown))
     accepted = document_type.document_schema().accepted
     known = {accepted[name][1]: value for name, value in content.items()}
+    return build_document(document_type, known, unknown, reader, type_name)
+
+
+def decode_partial(
+    reader: Reader, start: int, end: int, document_type: type[Any], others: Mapping[str, Any]
+) -> DocumentLike:
+    """Decode a document of `encode_partial`; `others` are the values of the fields that it left out."""
+    type_name, _, content, unknown = decode_fields(reader, start, end, document_type)
+    accepted = document_type.document_schema().accepted
+    known = {accepted[name][1]: value for name, value in {**content, **others}.items()}
     return build_document(document_type, known, unknown, reader, type_name)
 
 

@@ -56,6 +56,10 @@ class IndexBackend(ABC):
     """Whether every query can be evaluated; otherwise, only those with an exact condition are passed to `nearest`,
     `match_text` and `count`, and `scan` yields the rows of the condition."""
 
+    returns_columns = False
+    """Whether documents are read as `CompactRow`, with the columns that `CompactDocuments` asks for; they are then
+    stored without the values that these hold."""
+
     @abstractmethod
     def open(self, plan: IndexPlan, metric: Metric) -> Mapping[str, str]:
         """Create what does not exist, and return the state that was written last; see `write`. It may be repeated."""

@@ -108,7 +108,7 @@ class MemoryBackend(IndexBackend):
         with self._lock:
             if column.name not in self._matrices:
                 documents = list(self._documents.values())
-                rows = self._plan.encode_vectors(column, documents, unit=False)
+                rows = self._plan.encode_vectors(column, documents)
                 keys = list(self._documents)
                 owners = [keys[owner] for owner in rows.owners]
                 self._matrices[column.name] = owners, rows.positions.tolist(), rows.vectors

@@ -40,10 +40,11 @@ from quire.errors import (
 )
 from quire.files import display_uri, scheme_of
 from quire.index._backend import FORMAT, Hits, IndexBackend, check_state, split_words
+from quire.index._compact import CompactDocuments, CompactRow
 from quire.index._conditions import Selection, find_other_times, select
 from quire.index._exact import DatasetBackend, MemoryBackend
 from quire.index._lance import LanceBackend
-from quire.index._plan import IndexPlan, VectorColumn, build_plan, check_key, follow, iter_elements, scale_to_unit
+from quire.index._plan import IndexPlan, Rows, VectorColumn, build_plan, check_key, follow, iter_elements, scale_to_unit
 from quire.index._postgres import PostgresBackend
 from quire.tensors import describe
 
@@ -112,6 +113,7 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
             raise OptionError(f"timeout is a number of seconds above 0, got {timeout!r}.")
         self.metric = check_metric(metric)
         self._plan: IndexPlan = build_plan(self.document_type, vectors)
+        self._compact = CompactDocuments(self._plan, unit=self.metric == "cosine")
         self._url = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
         self._options = {"name": name, "metric": metric, "vectors": vectors, "timeout": timeout}
         self._backend, documents = self._make_backend(source, name, timeout)
@@ -403,6 +405,8 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
                 yield document
 
     def _decode(self, data: Any) -> Any:
+        if isinstance(data, CompactRow):
+            return self._compact.decode(data)
         return data if is_document_type(type(data)) else self.document_type.from_bytes(data)
 
     def _array(self, documents: list[Any]) -> DocumentArray[DocT]:
@@ -475,9 +479,13 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
 
     def _upsert(self, documents: Sequence[Any], state: Mapping[str, str]) -> int:
         if documents or state:
-            rows = self._plan.encode(documents, unit=self.metric == "cosine") if documents else None
+            rows = self._encode(documents) if documents else None
             self._backend.write(rows, [], state)
         return len(documents)
+
+    def _encode(self, documents: Sequence[Any]) -> Rows:
+        encoder = self._compact if self._backend.returns_columns else None
+        return self._plan.encode(documents, unit=self.metric == "cosine", encoder=encoder)
 
     def delete(self, what: Any) -> int:
         """Delete documents by id, by several ids, by a query or by a function; return how many existed."""
@@ -543,7 +551,7 @@ class DocumentIndex(Generic[DocT], metaclass=ParametrizedMeta):
         upserted = unchanged = 0
         present: set[str] = set()
         for block in _blocks(dataset):
-            rows = self._plan.encode(block, unit=self.metric == "cosine")
+            rows = self._encode(block)
             present.update(rows.ids)
             new = {key for key, value in zip(rows.ids, rows.digests, strict=True) if before.get(key) != value}
             unchanged += len(rows.ids) - len(new)

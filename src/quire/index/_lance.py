@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -17,6 +18,7 @@ from quire._optional import require
 from quire.array import Metric
 from quire.errors import QuireError, SearchError
 from quire.index._backend import Hits, IndexBackend, StoredRow, check_state, split_words
+from quire.index._compact import CompactDocuments, CompactRow
 from quire.index._conditions import Selection
 from quire.index._plan import FilterColumn, IndexPlan, Rows, VectorColumn
 
@@ -44,6 +46,8 @@ _used_in: int | None = None
 class LanceBackend(IndexBackend):
     """Tables in a folder: `name`, `name__v_...` for each column of elements, and `name__state`."""
 
+    returns_columns = True
+
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
         self._plan: IndexPlan
@@ -58,6 +62,8 @@ class LanceBackend(IndexBackend):
         pa = require("pyarrow", extra="index", needed_for="an index in a folder")
         _used_in = os.getpid()
         self._plan, self._metric = plan, metric
+        self._compact = CompactDocuments(plan, unit=metric == "cosine")
+        self._read = ["id", "document", *self._compact.columns]
         self._elements = {column.name: column for column in plan.vectors if column.table is not None}
         with self._errors("open"):
             self._database = lancedb.connect(self.folder, read_consistency_interval=timedelta(0))
@@ -115,7 +121,8 @@ class LanceBackend(IndexBackend):
             change = table.merge_insert(keys).when_matched_update_all().when_not_matched_insert_all()
             if replace is not None:
                 change = change.when_not_matched_by_source_delete(replace)
-            change.execute(values)
+            # Vectors were checked, and missing ones are nulls, which LanceDB refuses by default in wide columns.
+            change.execute(values, on_bad_vectors="null")
 
         self._retry(merge)
 
@@ -159,23 +166,31 @@ class LanceBackend(IndexBackend):
         with self._errors("read"):
             for start in range(0, len(ids), _IDS):
                 condition = _in_ids(ids[start : start + _IDS])
-                table = self._documents.search().where(condition).select(["id", "document"]).to_arrow()
-                result.update(zip(table["id"].to_pylist(), table["document"].to_pylist(), strict=True))
+                table = self._documents.search().where(condition).select(self._read).to_arrow()
+                result.update(zip(table["id"].to_pylist(), self._read_documents(table), strict=True))
         return result
 
     def scan(self, selection: Selection, *, documents: bool) -> Iterator[StoredRow]:
         """Yield the rows of the condition in batches."""
-        columns = ["id", "digest", "document"] if documents else ["id", "digest"]
+        columns = [*self._read, "digest"] if documents else ["id", "digest"]
         with self._errors("read"):
             reader = self._search(self._documents.search(), selection).select(columns).to_batches(1024)
             for batch in reader:
-                contents = batch["document"].to_pylist() if documents else [None] * len(batch)
+                contents = self._read_documents(batch) if documents else [None] * len(batch)
                 yield from map(StoredRow, batch["id"].to_pylist(), batch["digest"].to_pylist(), contents)
 
     def count(self, selection: Selection) -> int:
         """Return the number of selected rows."""
         with self._errors("read"):
             return int(self._documents.count_rows(_to_sql(selection)))
+
+    def _read_documents(self, rows: pa.Table | pa.RecordBatch) -> list[CompactRow]:
+        names = self._compact.columns
+        vectors = {column.name for column in self._compact.vectors}
+        columns = [_to_arrays(rows[name]) if name in vectors else rows[name].to_pylist() for name in names]
+        values = [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
+        contents = rows["document"].to_pylist()
+        return list(map(CompactRow, contents, values or itertools.repeat({})))
 
     # --- searches
 
@@ -195,7 +210,7 @@ class LanceBackend(IndexBackend):
                 search = search.bypass_vector_index()
             else:
                 search = search.nprobes(20).refine_factor(4).ef(max(200, 4 * limit))
-            key = ["id", "document"] if column.table is None else ["id", "position"]
+            key = self._read if column.table is None else ["id", "position"]
             result = search.select([*key, "_distance"]).limit(limit).to_arrow()
         return self._split(result, len(queries), column)
 
@@ -208,7 +223,7 @@ class LanceBackend(IndexBackend):
             rows = np.flatnonzero(number == query)
             rows = rows[np.argsort(distances[rows], kind="stable")]
             part = result.take(rows)
-            documents = [] if column.table else part["document"].to_pylist()
+            documents = [] if column.table else self._read_documents(part)
             positions = part["position"].to_pylist() if column.table else []
             hits.append(Hits(part["id"].to_pylist(), scores[rows].tolist(), documents, positions))
         return hits
@@ -327,3 +342,13 @@ def _spread(vectors: Any, count: int) -> pa.Array:
     missing = np.ones(count, np.bool_)
     missing[vectors.owners] = False
     return _fixed_lists(vectors.vectors).take(pa.array(places, mask=missing))
+
+
+def _to_arrays(column: pa.Array | pa.ChunkedArray) -> list[NDArray[np.float32] | None]:
+    """Return the vectors of a column, each in memory of its own."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    result: list[NDArray[np.float32] | None] = []
+    for chunk in chunks:
+        rows = iter(chunk.flatten().to_numpy().reshape(-1, chunk.type.list_size))
+        result += [next(rows).copy() if valid else None for valid in chunk.is_valid().to_pylist()]
+    return result

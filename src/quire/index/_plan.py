@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from enum import Enum
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -26,6 +26,8 @@ _LONGEST_ID = 1000
 """Bytes of an id: engines index it, and PostgreSQL's indexes limit their entries."""
 _DEEPEST = 4
 """Levels of nested documents whose fields have columns."""
+_BLOCK = 256
+"""Vectors that are converted at a time: their copies as float64 stay in the cache of the processor."""
 _NUMBERS = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32"}
 
 
@@ -82,6 +84,20 @@ class Rows:
     """Values by the name of the column; None where there is none."""
     vectors: dict[str, VectorRows]
     """By the name of the column."""
+
+
+class DocumentEncoder(Protocol):
+    """Encodes documents with the knowledge of what columns hold of them; see `CompactDocuments`."""
+
+    def encode(
+        self,
+        documents: Sequence[Any],
+        filters: Mapping[str, list[Any]],
+        original: Mapping[str, VectorRows],
+        scaled: Mapping[str, VectorRows],
+    ) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of documents, and their checksums."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -159,31 +175,44 @@ class IndexPlan:
             )
         return known[path]
 
-    def encode(self, documents: Sequence[Any], *, unit: bool) -> Rows:
-        """Convert documents to rows; of documents with one id, the last one counts. `unit` scales vectors to 1."""
+    def encode(self, documents: Sequence[Any], *, unit: bool, encoder: DocumentEncoder | None = None) -> Rows:
+        """Convert documents to rows; of documents with one id, the last one counts.
+
+        `unit` scales vectors to the length 1. `encoder` encodes the documents; by default, each is stored whole.
+        """
         by_id = {self.key_of(document): document for document in documents}
         documents = list(by_id.values())
-        data = [document.to_bytes() for document in documents]
-        filters = {column.name: [self._encode(column, each) for each in documents] for column in self.filters}
-        vectors = {column.name: self.encode_vectors(column, documents, unit=unit) for column in self.vectors}
-        return Rows(list(by_id), data, [digest(each) for each in data], filters, vectors)
+        filters = {column.name: self._encode_filter(column, documents) for column in self.filters}
+        vectors = original = {column.name: self.encode_vectors(column, documents) for column in self.vectors}
+        if unit:
+            vectors = {name: replace(each, vectors=scale_to_unit(each.vectors)) for name, each in original.items()}
+        if encoder is not None:
+            data, digests = encoder.encode(documents, filters, original, vectors)
+        else:
+            data = [document.to_bytes() for document in documents]
+            digests = [digest(each) for each in data]
+        return Rows(list(by_id), data, digests, filters, vectors)
 
-    def encode_vectors(self, column: VectorColumn, documents: Sequence[Any], *, unit: bool) -> VectorRows:
+    def encode_vectors(self, column: VectorColumn, documents: Sequence[Any]) -> VectorRows:
         """Gather the vectors of a column."""
         owners: list[int] = []
         positions: list[int] = []
         values: list[Any] = []
-        for owner, document in enumerate(documents):
-            if column.table is None:
-                result = [follow(document, column.path)]
-            else:
-                result = [each.__dict__.get(column.path[-1]) for each in iter_elements(document, column.path)]
-            for position, value in enumerate(result):
-                if value is not None:
-                    owners.append(owner)
-                    positions.append(position)
-                    values.append(value)
-        matrix = self._to_matrix(column, [documents[owner] for owner in owners], values, unit=unit)
+        if column.table is None:
+            values = gather(documents, column.path)
+            owners = [owner for owner, value in enumerate(values) if value is not None]
+            if len(owners) < len(values):
+                values = [values[owner] for owner in owners]
+            positions = [0] * len(owners)
+        else:
+            for owner, document in enumerate(documents):
+                for position, element in enumerate(iter_elements(document, column.path)):
+                    value = element.__dict__.get(column.path[-1])
+                    if value is not None:
+                        owners.append(owner)
+                        positions.append(position)
+                        values.append(value)
+        matrix = self._to_matrix(column, [documents[owner] for owner in owners], values)
         return VectorRows(np.array(owners, np.int64), np.array(positions, np.int64), matrix)
 
     def key_of(self, document: Any) -> str:
@@ -194,21 +223,20 @@ class IndexPlan:
             )
         return check_key(getattr(document, "id", None), self.document_type)
 
-    def _encode(self, column: FilterColumn, document: Any) -> Any:
-        value = follow(document, column.path)
-        if value is None:
-            return None
+    def _encode_filter(self, column: FilterColumn, documents: Sequence[Any]) -> list[Any]:
+        encode, encoded = column.encode, []
         try:
-            return column.encode(value)
+            for value in gather(documents, column.path):
+                encoded.append(None if value is None else encode(value))  # noqa: PERF401 - its length finds the error
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            document = documents[len(encoded)]
             raise EncodeError(
-                f"{self.document_type.__name__}.{column} of the document {document.id!r} is {value!r:.60}, which an "
-                f"index cannot hold as {column.type}: {error}"
+                f"{self.document_type.__name__}.{column} of the document {document.id!r} is "
+                f"{follow(document, column.path)!r:.60}, which an index cannot hold as {column.type}: {error}"
             ) from error
+        return encoded
 
-    def _to_matrix(
-        self, column: VectorColumn, owners: Sequence[Any], values: Sequence[Any], *, unit: bool
-    ) -> NDArray[np.float32]:
+    def _to_matrix(self, column: VectorColumn, owners: Sequence[Any], values: Sequence[Any]) -> NDArray[np.float32]:
         shape = (column.width,)
         with np.errstate(over="ignore"):  # numbers above the largest float32 become infinities, which are refused below
             if all(type(value) is np.ndarray and value.shape == shape for value in values):
@@ -224,7 +252,7 @@ class IndexPlan:
                 f"{self.document_type.__name__}.{column} of the document {wrong.id!r} has NaN, an infinity, or a "
                 "number above the largest float32, which is near to nothing. Set the field to None, or correct it."
             )
-        return scale_to_unit(matrix) if unit else matrix
+        return matrix
 
     def _to_vector(self, column: VectorColumn, owner: Any, value: Any) -> NDArray[Any]:
         framework = framework_of(value)
@@ -252,10 +280,19 @@ def check_key(key: object, document_type: type[Any]) -> str:
 
 def scale_to_unit(matrix: NDArray[Any]) -> NDArray[np.float32]:
     """Scale vectors to the length 1, so that their dot products are cosines; zero vectors stay zero."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
-    lengths[lengths == 0] = 1
-    unit: NDArray[np.float32] = (matrix / lengths[:, None]).astype(np.float32)
+    unit: NDArray[np.float32] = np.empty(matrix.shape, np.float32)
+    for start in range(0, len(matrix), _BLOCK):
+        block = matrix[start : start + _BLOCK]
+        unit[start : start + _BLOCK] = block / measure(block)[:, None]
     return unit
+
+
+def measure(matrix: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the lengths of vectors; 1 for zero vectors, by which they can be divided."""
+    block = matrix.astype(np.float64)  # squares of large float32 are larger than all float32
+    lengths: NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", block, block))
+    lengths[lengths == 0] = 1
+    return lengths
 
 
 def digest(data: bytes) -> int:
@@ -268,6 +305,14 @@ def follow(value: Any, path: FieldPath) -> Any:
     for name in path:
         value = getattr(value, "__dict__", {}).get(name)
     return value
+
+
+def gather(documents: Sequence[Any], path: FieldPath) -> list[Any]:
+    """Return what `follow` returns, for each document."""
+    if len(path) == 1:
+        name = path[0]
+        return [document.__dict__.get(name) for document in documents]
+    return [follow(document, path) for document in documents]
 
 
 def iter_elements(document: Any, path: FieldPath) -> Iterator[Any]:
