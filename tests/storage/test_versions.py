@@ -585,10 +585,10 @@ def test_damaged_commit_is_an_error(folder: Path) -> None:
     commit.write_bytes(content[:-40])
     with pytest.raises(ShardError, match="damaged"):
         open_dataset(folder, Row)
-    line = {**json.loads(content), "requires": ["versions", "columns"]}
+    line = {**json.loads(content), "requires": ["versions", "chapters"]}
     del line["sum"]
     commit.write_text(encode_line(line) + "\n")
-    with pytest.raises(StorageError, match="requires columns, which this version of quire does not support"):
+    with pytest.raises(StorageError, match="requires chapters, which this version of quire does not support"):
         open_dataset(folder, Row)
     commit.write_text(encode_line({"requires": ["versions"], "commit": 2}) + "\n")
     with pytest.raises(StorageError, match="does not describe a commit"):

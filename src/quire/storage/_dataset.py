@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from quire.storage._row_changes import Difference, Upserted
 
 DocT = TypeVar("DocT", bound=BaseDocument)
+NewT = TypeVar("NewT", bound=BaseDocument)
 R = TypeVar("R")
 _FOOTER_THREADS = 16
 """The number of footers of plain files that are read at a time."""
@@ -534,6 +535,34 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
         snapshot, count = _row_changes().update(self, log, where, columns)
         self._move_to(snapshot)
         return int(count)
+
+    def add_columns(
+        self,
+        function: Callable[[DocumentBatch[DocT]], Any],
+        document_type: type[NewT],
+        *,
+        batch_size: int = 1024,
+        workers: int | None = None,
+        restart: bool = False,
+    ) -> StoredDataset[NewT]:
+        """Compute new columns of all rows, and return the dataset with them; no file is rewritten.
+
+        `document_type` has all fields of this class, and the new ones. The function gets batches of at most
+        `batch_size` rows, in `workers` threads, and returns the new columns by name, or a batch with them:
+        `add_columns(lambda batch: {'embedding': embed(batch.image)}, document_type=Embedded)`. As with
+        `DocumentBatch.with_columns`, types, shapes and lengths are checked, and validators of the class are not run.
+
+        Everything is changed in one step. After an error or an interruption, the same call continues: shards that
+        were finished are not computed again, unless `restart`. A call whose function has another name, or whose
+        fields have other types, is an error then.
+        """
+        log = self._begin_change("add_columns")
+        add = import_module("quire.storage._added_columns").add_columns  # rarely needed
+        snapshot = add(self, log, function, document_type, batch_size, workers, restart=restart)
+        self._move_to(snapshot)
+        dataset: StoredDataset[NewT] = object.__new__(StoredDataset[document_type])  # type: ignore[valid-type]
+        dataset.__setstate__({**self.__getstate__(), "verified": None})
+        return dataset
 
     def tag(self, name: str, version: int | None = None) -> None:
         """Give a version a name, by default this one: `open_dataset(url, version='train-1')`. `cleanup` keeps it."""

@@ -40,6 +40,7 @@ from quire.storage._manifest import (
     Shard,
     commit_path,
     find_strays,
+    list_side_files,
     write_index,
     writer_name,
 )
@@ -332,6 +333,9 @@ def replace_dataset(folder: Folder, log: Log, remote: RemoteOptions) -> None:
     leftover = [shard.name for writer, shards in strays.items() if writer and writer < log.name for shard in shards]
     for name in (*(shard.name for shard in before.shards), *before.old_shards, *leftover):
         folder.delete(name)
+    for side in list_side_files(folder, remote):
+        if side.name.rpartition("/")[2] < log.name:
+            folder.delete(side.name)
     for name in logs:
         folder.delete(f"{LOGS}/{name}")
 

@@ -187,10 +187,13 @@ class Layout:
             codecs = codec.codecs if isinstance(codec, DocumentCodec) else ()
         return codec
 
-    def field_nodes(self, schema: pa.Schema) -> list[list[int]]:
-        """Return the Arrow field nodes of a file that each codec reads."""
+    def field_nodes(self, schema: pa.Schema, codecs: Sequence[ArrowCodec] | None = None) -> list[list[int]]:
+        """Return the Arrow field nodes of a file that each codec reads; `codecs` are those that read it, if not all."""
         fields = list(schema)
-        return [codec.field_nodes(*find_node(codec, fields, 0)) for codec in self.codecs]
+        return [
+            codec.field_nodes(*find_node(codec, fields, 0)) if codecs is None or codec in codecs else []
+            for codec in self.codecs
+        ]
 
     @cached_property
     def _large_tensors(self) -> list[TensorCodec]:

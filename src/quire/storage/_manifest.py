@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ShardError, StorageError, StorageNotFoundError
-from quire.files import Folder, RemoteOptions, display_uri, open_folder
+from quire.files import Entry, Folder, RemoteOptions, display_uri, open_folder
 from quire.storage._block_table import checksum
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ _VERSION = 2
 _SUFFIX = ".v2.jsonl"
 _FEATURES: frozenset[str] = frozenset()
 """The features that lines may require of readers and this version has. See docs/decisions/0015-storage-format-2.md."""
+SIDES = f"{LOGS}/columns"
+"""The folder of side files. Other tools skip folders whose names begin with an underscore."""
 _INDEX = "index.json"
 _LATEST = "versions.json"
 _NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})-\d{5,}\.(?:parquet|arrow)")
@@ -62,11 +64,21 @@ class Shard:
     """The number of row groups or record batches of a shard of format 2."""
     table: tuple[int, int] | None = None
     """The offset and the length of the block table; None in format 1."""
+    fields: tuple[str, ...] = ()
+    """The columns of a side file; empty for shards."""
+    sides: tuple[Shard, ...] = ()
+    """The side files: Arrow files with more columns of the same rows, which were added later."""
 
     @property
     def identity(self) -> tuple[str | int, ...]:
-        """Values that distinguish the shard from every other one of a folder."""
-        return (self.xxh3, self.bytes) if self.xxh3 else (self.name, self.bytes, self.stamp)
+        """Values that distinguish the shard, with its side files, from every other one of a folder."""
+        own = (self.xxh3, self.bytes) if self.xxh3 else (self.name, self.bytes, self.stamp)
+        return (*own, *(part for side in self.sides for part in side.identity))
+
+    @property
+    def files(self) -> tuple[Shard, ...]:
+        """The shard, and its side files."""
+        return (self, *self.sides)
 
     @property
     def format(self) -> str:
@@ -78,6 +90,9 @@ class Shard:
         # The block table of format 2 has the rows of its blocks. Logs of large datasets have many lines, so these are
         # not repeated there. A stamp belongs to files that no log lists.
         kept = {name: value for name, value in asdict(self).items() if name != "stamp"}
+        kept = {name: value for name, value in kept.items() if value or name not in ("fields", "sides")}
+        if self.sides:
+            kept["sides"] = [side.to_dict() for side in self.sides]
         if self.table is None:
             return {name: value for name, value in kept.items() if name not in ("blocks", "table")}
         return {name: value for name, value in kept.items() if name != "groups"}
@@ -88,10 +103,16 @@ class Shard:
         known = {name: line[name] for name in cls.__slots__ if name in line}
         table = known.get("table")
         shard = cls(
-            **{**known, "groups": tuple(known.get("groups", ())), "table": None if table is None else (*table,)}
+            **{
+                **known,
+                "groups": tuple(known.get("groups", ())),
+                "table": None if table is None else (*table,),
+                "fields": tuple(known.get("fields", ())),
+                "sides": tuple(cls.from_dict(side) for side in known.get("sides", ())),
+            }
         )
         numbers = [shard.rows, shard.bytes, shard.blocks, *shard.groups, *(shard.table or ())]
-        texts = (shard.name, shard.xxh3, shard.layout, shard.stamp)
+        texts = (shard.name, shard.xxh3, shard.layout, shard.stamp, *shard.fields)
         is_valid = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
         if not is_valid or (shard.table is not None and len(shard.table) != 2):
             raise TypeError("a value of another type")
@@ -371,9 +392,15 @@ def find_strays(folder: Folder, manifest: Manifest) -> dict[str, list[Shard]]:
     return strays
 
 
+def list_side_files(folder: Folder, options: RemoteOptions | None = None) -> list[Entry]:
+    """Return the side files of a dataset, by their paths in its folder."""
+    sides = open_folder(f"{folder.url.rstrip('/')}/{SIDES}", options)
+    return [Entry(f"{SIDES}/{entry.name}", entry.size) for entry in sides.list((SUFFIXES["arrow"],))]
+
+
 def start_of_writer(shard: str) -> int | None:
     """Return when the writer of a shard began, in microseconds since 1970; None for files of other tools."""
-    match = _NAME.fullmatch(shard)
+    match = _NAME.fullmatch(shard.removeprefix(f"{SIDES}/"))
     return None if match is None else int(match[1].partition("-")[0], 16) // 1000
 
 

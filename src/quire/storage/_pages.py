@@ -180,7 +180,7 @@ class Pages:
 
     def _is_read_directly(self, number: int) -> bool:
         shard = self._reader.shards[number]
-        if self._reader.folder.local_path(shard.name) is None or shard.format != "parquet":
+        if self._reader.folder.local_path(shard.name) is None or shard.format != "parquet" or shard.sides:
             return False
         groups = self._group_rows(number)
         return sum(groups) == shard.rows and shard.bytes <= _LARGE * len(groups)

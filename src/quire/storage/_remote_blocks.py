@@ -100,8 +100,8 @@ class RemoteBlocks:
         The footer of an Arrow file does not have the rows of its blocks: the log has those of a shard of format 1, and
         nothing those of a file of another writer, which is copied.
         """
-        if self._reader.folder.local_path(shard.name) is not None:
-            return False
+        if self._reader.folder.local_path(shard.name) is not None or shard.sides:
+            return False  # a shard with side files is copied, joined with these
         if shard.table is None and shard.xxh3 and self._reader.verify == "always":
             return False  # format 1 has one checksum for the whole file, which is verified when it is copied
         return shard.table is not None or shard.format == "parquet" or bool(shard.groups)

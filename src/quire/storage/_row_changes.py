@@ -31,7 +31,7 @@ from quire.schema import join_path, parse_path
 from quire.storage._dataset_writer import RecordBatchWriter, WriteOptions, iter_columns
 from quire.storage._layout import Layout, paths_within
 from quire.storage._live_rows import rows_of_shard
-from quire.storage._manifest import SUFFIXES, Log, Shard, commit_path, start_of_writer
+from quire.storage._manifest import SUFFIXES, Log, Shard, commit_path, list_side_files, start_of_writer
 from quire.storage._remote_blocks import read_columns
 from quire.storage._schema_conversion import refuse_unknown_columns
 from quire.storage._shard_reader import ShardReader, read_arrow_schema
@@ -444,7 +444,7 @@ def _trace_compactions(versions: VersionLog, first: Snapshot, last: Snapshot) ->
 
 
 def compact(dataset: StoredDataset[Any], versions: VersionLog, more: Mapping[str, Any]) -> Snapshot:
-    """Rewrite shards with deleted rows without them, and merge small shards with their neighbours."""
+    """Rewrite shards with deleted rows or side files, and merge small shards with their neighbours."""
     names = [name for name in WriteOptions.__dataclass_fields__ if name not in ("mode", "remote")]
     check_options("compact", more, names)
     head = versions.adopt()
@@ -456,7 +456,7 @@ def compact(dataset: StoredDataset[Any], versions: VersionLog, more: Mapping[str
     layout = Layout(dataset.document_type.document_schema(), options.tensor_storage)
     reader = ShardReader(dataset.folder, layout, dataset._row_reader.shard_reader.cache, dataset.options.verify)
     with _pending(dataset.folder, versions) as log:
-        replaced = []
+        replaced, sides = [], {shard.name: shard.sides for shard in head.shards}
         for run in runs:
             first = len(log.lines)
             with RecordBatchWriter(dataset.folder, layout, options, log) as writer:
@@ -469,10 +469,11 @@ def compact(dataset: StoredDataset[Any], versions: VersionLog, more: Mapping[str
             replaced.append(([shard.name for shard in run], log.shards()[first:]))
 
         def build(latest: Snapshot) -> Change:
-            shards = {shard.name for shard in latest.shards}
+            shards = {shard.name: shard.sides for shard in latest.shards}
             for names, _ in replaced:
                 for name in names:
-                    if name not in shards or latest.deletes.get(name) != head.deletes.get(name):
+                    is_same = shards.get(name) == sides[name] and latest.deletes.get(name) == head.deletes.get(name)
+                    if not is_same:
                         raise ConflictError(
                             f"{display_uri(dataset.folder.join(name))}: another writer changed rows of the shard while "
                             "it was compacted. Nothing was changed; run compact() again."
@@ -486,11 +487,11 @@ def _choose_runs(head: Snapshot, options: WriteOptions) -> list[list[Shard]]:
     """Return runs of consecutive shards that are rewritten."""
     runs: list[list[Shard]] = [[]]
     for shard in head.shards:
-        if shard.name in head.deletes or shard.bytes < options.shard_bytes // 2:
+        if shard.name in head.deletes or shard.sides or shard.bytes < options.shard_bytes // 2:
             runs[-1].append(shard)
         elif runs[-1]:
             runs.append([])
-    return [run for run in runs if len(run) > 1 or any(shard.name in head.deletes for shard in run)]
+    return [run for run in runs if len(run) > 1 or any(shard.name in head.deletes or shard.sides for shard in run)]
 
 
 # --- cleanup
@@ -528,16 +529,17 @@ def _remove_files(dataset: StoredDataset[Any], versions: VersionLog, head: Snaps
     Files that were never committed may be those of a writer that is at work: they stay until it began before `limit`.
     """
     folder = dataset.folder
-    entries = folder.list(tuple(SUFFIXES.values()))
+    entries = [*folder.list(tuple(SUFFIXES.values())), *list_side_files(folder, dataset.options.remote)]
     head = versions.latest() or head  # after the files were listed, so that it has all that were committed by then
     numbers = versions.numbers()
     needed: set[str] = set()
     committed: set[str] = set()
     keep = [number for number in numbers if not head.is_dropped(number)]
     for commit, state in versions.history(versions.commit(numbers[0]).base, head.number):
-        committed |= {shard.name for shard in state.shards}
+        names = {file.name for shard in state.shards for file in shard.files}
+        committed |= names
         if not head.is_dropped(commit.number):
-            needed |= {shard.name for shard in state.shards}
+            needed |= names
     removed = 0
     for entry in entries:
         began = start_of_writer(entry.name)

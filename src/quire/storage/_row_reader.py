@@ -127,7 +127,10 @@ class RowReader:
         # A block of a remote shard may be downloaded again, so each process verifies it when it opens it.
         slots = [0 if covered else slot for slot, covered in zip(slots, self._has_blocks.tolist(), strict=True)]
         self._slots: NDArray[np.int64] = np.concatenate([[0], np.cumsum(slots, dtype=np.int64)])
-        regions = [0 if table is None else count_regions(table[1]) for table in tables]
+        regions = [
+            0 if table is None or shard.sides else count_regions(table[1])
+            for shard, table in zip(shards, tables, strict=True)
+        ]
         self._piece_flags: NDArray[np.int64] = np.cumsum([1, *regions], dtype=np.int64)
         self._data_parts = [part for codec in self.layout.codecs for part in codec.data_parts()]
         self.verified = verified or VerifiedBlocks(int(self._slots[-1]), len(self.layout.codecs), sum(regions))
@@ -143,7 +146,7 @@ class RowReader:
     @property
     def nbytes(self) -> int:
         """The size of all shards in bytes."""
-        return sum(shard.bytes for shard in self.shards)
+        return sum(file.bytes for shard in self.shards for file in shard.files)
 
     def _can_map(self, shard: Shard) -> bool:
         return shard.format == "arrow" and self.folder.local_path(shard.name) is not None

@@ -6,10 +6,11 @@ A shard that is an Arrow file on this machine, in the layout of the class, is ma
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,14 +38,14 @@ from quire.storage._block_table import (
     read_from,
 )
 from quire.storage._cache import ShardCache, cache_key
-from quire.storage._layout import FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
+from quire.storage._layout import CLASSES_KEY, ENUMS_KEY, FINGERPRINT_KEY, Layout, json_schema, layout_fingerprint
 from quire.storage._manifest import Shard
 from quire.storage._nested_codecs import DocumentCodec
 from quire.storage._schema_conversion import conform_batch, stored_class_name, stored_names
 from quire.storage._shard_writer import BlockFile
 from quire.storage._spark_types import restore_batch, restore_schema
 from quire.storage._tensor_codecs import TensorCodec
-from quire.storage._verification import BlockCheck, Verify
+from quire.storage._verification import BlockCheck, JoinedCheck, Verify
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,6 +88,8 @@ class ShardReader:
 
     def _open_mapped(self, shard: Shard) -> list[Block] | None:
         """Map the shard itself; None if it must be converted."""
+        if shard.sides:
+            return self._open_joined(shard)
         path = self.folder.local_path(shard.name)
         if shard.format != "arrow" or path is None:
             return None
@@ -98,6 +101,47 @@ class ShardReader:
         if not self.is_in_layout(reader.schema):
             return None
         return self._read_blocks(reader, buffer, table, partial(self.altered_error, shard))
+
+    def _open_joined(self, shard: Shard) -> list[Block] | None:
+        """Map a shard and its side files, and join the columns of their blocks; None if it must be converted."""
+        if shard.format != "arrow" or self.folder.local_path(shard.name) is None:
+            return None
+        own_codecs = [(file, self._own_codecs(file, shard)) for file in shard.files]
+        # The number of blocks is that of the shard, also where all columns that are read are in side files.
+        parts = [self._map_part(file, codecs) for file, codecs in own_codecs if codecs or not file.fields]
+        if None in parts or len({tuple(len(block.batch) for block in part) for part in parts if part}) != 1:
+            return None
+        names, blocks = [codec.field.name for codec in self.layout.codecs], []
+        for joined in zip(*(part for part in parts if part), strict=True):
+            arrays = {name: array for block in joined for name, array in _columns_by_name(block.batch).items()}
+            fields = {field.name: field for block in joined for field in block.batch.schema}
+            batch = pa.RecordBatch.from_arrays(
+                [arrays[name] for name in names], schema=pa.schema([fields[name] for name in names])
+            )
+            checks = [block.check for block in joined if block.check is not None]
+            blocks.append(Block(batch, JoinedCheck(checks) if checks else None))
+        return blocks
+
+    def _map_part(self, file: Shard, codecs: Sequence[ArrowCodec]) -> list[Block] | None:
+        """Map the columns of some codecs of one of the files of a shard."""
+        with shard_errors(self.folder, file), local_file(self.folder, file.name) as path:
+            buffer = self._map(path, file)
+            table = self._verified_table(buffer, file)
+            if table is None and self.verify == "always":
+                self._check_whole(buffer, file)
+            reader = pa.ipc.open_file(advise_random(buffer) if self.reads_ahead else buffer)
+            if not self.is_in_layout(reader.schema, codecs):
+                return None
+            return self._read_blocks(reader, buffer, table, partial(self.altered_error, file), codecs)
+
+    def _own_codecs(self, file: Shard, shard: Shard) -> Sequence[ArrowCodec]:
+        """Return the codecs whose columns one of the files of a shard has, unless the class has renamed the field."""
+        others = {name for side in shard.sides for name in side.fields}
+        return [
+            codec
+            for codec in self.layout.codecs
+            if (codec.field.name in file.fields if file.fields else codec.field.name not in others)
+        ]
 
     def _open_cached(self, shard: Shard) -> list[Block]:
         """Map the copy of a shard in the cache; a missing or damaged one is written."""
@@ -116,10 +160,16 @@ class ShardReader:
         raise AssertionError
 
     def _read_blocks(
-        self, reader: Any, content: pa.Buffer, table: BlockTable | None, make_error: Callable[[str], ShardError]
+        self,
+        reader: Any,
+        content: pa.Buffer,
+        table: BlockTable | None,
+        make_error: Callable[[str], ShardError],
+        codecs: Sequence[ArrowCodec] | None = None,
     ) -> list[Block]:
-        names = [codec.field.name for codec in self.layout.codecs]
-        nodes = [] if table is None else self.layout.field_nodes(reader.schema)
+        """Return the record batches of a file, with the columns of some codecs, by default all."""
+        names = [codec.field.name for codec in (self.layout.codecs if codecs is None else codecs)]
+        nodes = [] if table is None else self.layout.field_nodes(reader.schema, codecs)
         blocks = []
         for number in range(reader.num_record_batches):
             batch = select_columns(reader.get_batch(number), names)
@@ -128,9 +178,12 @@ class ShardReader:
             blocks.append(Block(batch, check))
         return blocks
 
-    def is_in_layout(self, schema: pa.Schema) -> bool:
-        """Whether a file has a column for each field that can be read without conversion, and no unexpected nulls."""
-        for codec in self.layout.codecs:
+    def is_in_layout(self, schema: pa.Schema, codecs: Sequence[ArrowCodec] | None = None) -> bool:
+        """Whether a file has a column for each field that can be read without conversion, and no unexpected nulls.
+
+        `codecs` are those of the fields, by default all.
+        """
+        for codec in self.layout.codecs if codecs is None else codecs:
             places = schema.get_all_field_indices(codec.field.name)
             if len(places) != 1:
                 return False
@@ -268,16 +321,18 @@ class ShardReader:
         """Read all of a shard, and compare its size, checksums and rows with what was written."""
         # Another reader, because this one does not verify anything if the dataset was opened with verify='never'.
         always = ShardReader(self.folder, self.layout, self.cache, "first_touch")
+        for file in shard.files:
+            with shard_errors(self.folder, file), self.local_file(file) as path:
+                buffer = self._map(path, file)
+                table = always._verified_table(buffer, file)
+                if table is None:
+                    self._check_whole(buffer, file)
+                else:
+                    try:
+                        table.check_all(memoryview(buffer))
+                    except DecodeError as error:
+                        raise self.altered_error(file, str(error)) from error
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
-            buffer = self._map(path, shard)
-            table = always._verified_table(buffer, shard)
-            if table is None:
-                self._check_whole(buffer, shard)
-            else:
-                try:
-                    table.check_all(memoryview(buffer))
-                except DecodeError as error:
-                    raise self.altered_error(shard, str(error)) from error
             rows = 0
             for batch in self._read_file(path, shard):
                 batch.validate(full=True)
@@ -362,7 +417,38 @@ class ShardReader:
         with shard_errors(self.folder, shard), self.local_file(shard) as path:
             yield from self._read_file(path, shard, groups)
 
+    def read_blocks(self, shard: Shard) -> Iterator[pa.RecordBatch]:
+        """Yield the row groups or record batches of a shard, each as one record batch in the layout of the class."""
+        blocks = read_block_rows(self.folder, shard)
+        with shard_errors(self.folder, shard), self.local_file(shard) as path:
+            choices: list[list[int] | None] = [[number] for number in range(len(blocks))]
+            for block in choices or [None]:
+                batches = [self.conform(batch, shard) for batch in self._read_file(path, shard, block)]
+                yield pa.concat_batches(batches) if len(batches) != 1 else batches[0]
+
     def _read_file(self, path: Path, shard: Shard, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of a shard as they are stored, joined with the columns of its side files."""
+        batches = self._read_part(path, shard, shard, groups)
+        with ExitStack() as stack:
+            for side in shard.sides:
+                # Most readers need some of the columns, which may be in none of the side files.
+                if list(_columns_of(self.layout.codecs, self.layout.schema, _named_fields(side.fields), "")):
+                    with shard_errors(self.folder, side):
+                        place = stack.enter_context(self.local_file(side))
+                    batches = _join_batches(batches, self._read_part(place, side, shard, groups))
+            yield from batches
+
+    def _read_part(
+        self, path: Path, file: Shard, shard: Shard, groups: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of one of the files of a shard."""
+        codecs = self._own_codecs(file, shard)
+        with shard_errors(self.folder, file):
+            yield from self._read_codecs(path, file, codecs, groups)
+
+    def _read_codecs(
+        self, path: Path, shard: Shard, codecs: Sequence[ArrowCodec], groups: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
         if shard.format == "parquet":
             file = self._open_parquet(path, shard, groups)
             rows = self._rows_at_once(file.metadata)
@@ -380,11 +466,11 @@ class ShardReader:
             self._check_whole(buffer, shard)
         reader = pa.ipc.open_file(buffer)
         # In the layout of the class, values are checked when rows are gathered, and only its columns are verified.
-        in_layout = self.is_in_layout(reader.schema)
-        names = [codec.field.name for codec in self.layout.codecs] if in_layout else reader.schema.names
+        in_layout = self.is_in_layout(reader.schema, codecs) and (bool(codecs) or not shard.fields)
+        names = [codec.field.name for codec in codecs] if in_layout else reader.schema.names
         nodes: list[list[int]] = []
         if table is not None and in_layout:
-            nodes = self.layout.field_nodes(reader.schema)
+            nodes = [own for own in self.layout.field_nodes(reader.schema, codecs) if own]
         elif table is not None:
             nodes = [list(range(sum(count_nodes(field.type) for field in reader.schema)))]
         for number in range(reader.num_record_batches) if groups is None else groups:
@@ -446,7 +532,7 @@ class ShardReader:
 
     def column_names(self, schema: pa.Schema, shard: Shard) -> list[str]:
         """Return the columns of a Parquet file that the layout reads, under any name that the class accepts."""
-        names = [*schema.names, *partition_values(shard.name)]
+        names = [*schema.names, *partition_values(shard.name), *(name for side in shard.sides for name in side.fields)]
         self.layout.schema.check_related(names, stored_class_name(schema, ""))
         return list(_columns_of(self.layout.codecs, self.layout.schema, schema, ""))
 
@@ -494,6 +580,35 @@ def empty_batch(rows: int) -> pa.RecordBatch:
 def select_columns(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
     """Return some columns of a record batch; without names, one that has only rows."""
     return batch.select(names) if names else empty_batch(len(batch))
+
+
+def _columns_by_name(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _named_fields(names: Iterable[str]) -> list[pa.Field]:
+    return [pa.field(name, pa.null()) for name in names]
+
+
+def _join_batches(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of both, row by row: the batches of both sides may end at different rows."""
+    one, other = empty_batch(0), empty_batch(0)
+    while True:
+        one = one if len(one) else next((batch for batch in left if len(batch)), one)
+        other = other if len(other) else next((batch for batch in right if len(batch)), other)
+        count = min(len(one), len(other))
+        if not count:
+            if len(one) or len(other):
+                raise DecodeError("the shard and its side files have different numbers of rows")
+            return
+        parts = [one.slice(0, count), other.slice(0, count)]
+        if not all(part.num_columns for part in parts):
+            yield next((part for part in parts if part.num_columns), parts[0])
+        else:
+            fields = [field for part in parts for field in part.schema]
+            arrays = [array for part in parts for array in part.columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=parts[0].schema.metadata))
+        one, other = one.slice(count), other.slice(count)
 
 
 def _group_rows(metadata: pq.FileMetaData) -> list[int]:
@@ -608,7 +723,20 @@ def read_block_rows(folder: Folder, shard: Shard) -> tuple[int, ...]:
 
 
 def read_arrow_schema(folder: Folder, shard: Shard) -> pa.Schema:
-    """Read the Arrow schema in the footer of a shard."""
+    """Read the Arrow schema in the footer of a shard, and in those of its side files."""
+    schema = _read_own_schema(folder, shard)
+    for side in shard.sides:
+        added = _read_own_schema(folder, side)
+        # The class is the one that the columns were added for. What the metadata says about single fields is of both.
+        metadata = {**(schema.metadata or {}), **(added.metadata or {})}
+        for key in (CLASSES_KEY, ENUMS_KEY):
+            each = [json.loads(part.metadata[key]) for part in (schema, added) if key in (part.metadata or {})]
+            metadata[key] = json.dumps({name: value for known in each for name, value in known.items()}).encode()
+        schema = pa.schema([*schema, *added], metadata=metadata)
+    return schema
+
+
+def _read_own_schema(folder: Folder, shard: Shard) -> pa.Schema:
     with shard_errors(folder, shard):
         if shard.table is not None:
             start, size = shard.table

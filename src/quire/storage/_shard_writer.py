@@ -305,9 +305,13 @@ class ShardFile:
         compression: Mapping[str, str],
         *,
         fields: pa.Schema | None = None,
+        metadata: Mapping[bytes, bytes] | None = None,
         durable: bool = True,
     ) -> None:
-        """Open a file for record batches of a layout; `fields` is their schema if it is not that of the layout."""
+        """Open a file for record batches of a layout; `fields` is their schema if it is not that of the layout.
+
+        `metadata` is added to what the schema in the file says about the class.
+        """
         self.fields = layout.fields if fields is None else fields
         self._where = display_uri(folder.join(name))
         self.name, self._layout, self._rows = name, layout, 0
@@ -317,7 +321,7 @@ class ShardFile:
             self._target: AbstractContextManager[IO[bytes]] = folder.open_for_write(name, durable=durable)
             file = self._target.__enter__()
         try:
-            schema = self.fields.with_metadata(layout.arrow_schema.metadata)
+            schema = self.fields.with_metadata({**layout.arrow_schema.metadata, **(metadata or {})})
             options = parquet_options(layout, self.fields, compression) if kind == "parquet" else None
             self._file = BlockFile(file, kind, schema, options)
         except BaseException as error:

@@ -169,3 +169,34 @@ class BlockCheck:
     def _due_columns(self, columns: Sequence[int] | None) -> list[int]:
         every = range(len(self._nodes)) if columns is None else columns
         return [column for column in every if not (self._is_kept and self._flags[column])]
+
+
+class JoinedCheck(BlockCheck):
+    """Verifies a block whose columns are in several files: those of a shard, and of its side files.
+
+    The check of each file has no nodes for the columns of the others.
+    """
+
+    def __init__(self, checks: Sequence[BlockCheck]) -> None:
+        self._checks, self._nodes, self._is_kept = checks, checks[0]._nodes, True
+        self.use_flags(self.new_flags(), keep=True)
+
+    def use_flags(self, flags: NDArray[np.uint8], *, keep: bool, blocks: range | None = None) -> None:
+        # The flag of a column says that all files were looked at, so no file may keep flags of its own.
+        self._flags, self._is_kept = flags, keep
+        for check in self._checks:
+            check.use_flags(check.new_flags(), keep=False, blocks=blocks)
+
+    def split(self, parts: Sequence[int], data: Sequence[tuple[int, int]], first_flag: int) -> dict[int, Pieces]:
+        return {}  # every column is verified as a whole
+
+    def __call__(self, columns: Sequence[int] | None) -> bool:
+        for column in self._due_columns(columns):
+            for check in self._checks:
+                check([column])
+            self._flags[column] = 1
+        return self._is_kept and bool(self._flags.all())
+
+    def due_ranges(self, columns: Sequence[int] | None) -> list[tuple[int, int]]:
+        due = self._due_columns(columns)
+        return [place for check in self._checks for place in check.due_ranges(due)] if due else []

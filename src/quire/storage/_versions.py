@@ -47,6 +47,8 @@ _REQUESTS = 16
 _MAX_ATTEMPTS = 200
 """How often a commit is tried again, because others were faster, before it is an error."""
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FEATURES = frozenset({"versions", "columns"})
+"""The features that commits may require of readers and this version has."""
 _MARKER = 0
 """The number of the file that says that from now on commits, and not the logs, say what the dataset has."""
 
@@ -57,7 +59,7 @@ class Version(NamedTuple):
     number: int
     time: datetime
     kind: str
-    """'write', 'append', 'overwrite', 'delete', 'upsert', 'update', 'compact', 'cleanup', 'tag' or 'untag'."""
+    """'write', 'append', 'overwrite', 'delete', 'upsert', 'update', 'columns', 'compact', 'cleanup', 'tag', 'untag'."""
     rows: int
     tags: tuple[str, ...] = ()
 
@@ -75,6 +77,8 @@ class Change:
     tags: Mapping[str, int | None] = field(default_factory=dict)
     dropped: Sequence[int] = ()
     """Numbers of versions that cannot be opened any more."""
+    columns: Mapping[str, Shard] = field(default_factory=dict)
+    """New side files, by the name of the shard."""
     starts_anew: bool = False
     """Whether the added shards are all that the dataset has, and earlier versions are gone."""
 
@@ -124,7 +128,8 @@ class Snapshot:
         for shard in self.shards:
             shards += instead.get(shard.name, ())
             if shard.name not in gone:
-                shards.append(shard)
+                side = change.columns.get(shard.name)
+                shards.append(shard if side is None else replace(shard, sides=(*shard.sides, side)))
         deletes = {name: rows for name, rows in self.deletes.items() if name not in gone}
         deletes |= {name: (len(rows), encode_rows(rows)) for name, rows in change.deleted.items()}
         tags = {**self.tags, **change.tags}
@@ -188,8 +193,10 @@ class Commit(NamedTuple):
     def encode(self) -> bytes:
         """Return the content of the file: one line with a checksum."""
         change = self.change
+        stored = (*change.added, *(self.state.shards if self.state is not None else ()))
+        has_columns = bool(change.columns) or any(shard.sides for shard in stored)
         content: dict[str, Any] = {
-            "requires": ["versions"],
+            "requires": ["versions", "columns"] if has_columns else ["versions"],
             "commit": self.number,
             "kind": change.kind,
             "time": self.time,
@@ -202,6 +209,8 @@ class Commit(NamedTuple):
             "dropped": list(change.dropped),
             "anew": change.starts_anew,
         }
+        if change.columns:
+            content["columns"] = {name: side.to_dict() for name, side in change.columns.items()}
         if self.state is not None:
             content["state"] = self.state.to_dict()
         return f"{encode_line(content)}\n".encode()
@@ -213,7 +222,7 @@ class Commit(NamedTuple):
             line = decode_line(content.removesuffix(b"\n"))
         except ValueError as error:
             raise ShardError(f"{where}: the commit is damaged: {error}. Restore the file from a copy.") from error
-        unknown = sorted({str(feature) for feature in line.get("requires", ())} - {"versions"})
+        unknown = sorted({str(feature) for feature in line.get("requires", ())} - _FEATURES)
         if unknown:
             raise StorageError(
                 f"{where}: reading this version requires {', '.join(unknown)}, which this version of quire does not "
@@ -227,6 +236,7 @@ class Commit(NamedTuple):
                 deleted={name: decode_rows(text) for name, (_, text) in line["deleted"].items()},
                 tags=line["tags"],
                 dropped=line["dropped"],
+                columns={name: Shard.from_dict(side) for name, side in line.get("columns", {}).items()},
                 starts_anew=line["anew"],
             )
             state = line.get("state")
