@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch, Text
-from quire.errors import ColumnError, DocumentTypeError, EncodeError, RowIndexError
+from quire.errors import (
+    ColumnError,
+    DocumentTypeError,
+    EncodeError,
+    RowIndexError,
+    SchemaError,
+    UnknownOptionError,
+)
 from quire.typing import AnyTensor, NdArray, float32
 
 
@@ -148,6 +155,15 @@ def test_batch_writes_the_table_of_its_array(tmp_path: Path) -> None:
     assert rows.stack().to_csv() == rows.to_csv()
     rows.stack().to_csv(tmp_path / "rows.csv", delimiter=";")
     assert DocumentArray[Row].from_csv(tmp_path / "rows.csv", delimiter=";") == rows
+    assert DocumentBatch[Row].from_csv(tmp_path / "rows.csv", delimiter=";").unstack() == rows
+    assert DocumentBatch[Row].from_csv(text=rows.to_csv()) == rows.stack()
+
+
+def test_errors_about_a_table_for_a_batch_say_what_to_write() -> None:
+    with pytest.raises(SchemaError, match=r"say DocumentBatch\[Student\].from_csv\(\)"):
+        DocumentBatch.from_csv(text="a\n")
+    with pytest.raises(UnknownOptionError, match="Did you mean 'delimiter'"):
+        DocumentBatch[Row].from_csv(text="a\n", delimeter=";")  # type: ignore[call-arg]
 
 
 def test_progress_of_loading_is_an_option(tmp_path: Path) -> None:

@@ -7,20 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from quire import BaseDocument, DocumentArray, DocumentBatch
 from quire.compat import Document
-from quire.errors import OptionError, QueryError, UnknownOptionError
+from quire.errors import DecodeError, OptionError, PathError, QueryError, UnknownOptionError
 from quire.storage import open_dataset, write_dataset
 from quire.typing import AnyTensor, NdArray, TorchTensor
 
-pytestmark = pytest.mark.needs("pyarrow", "torch")
+pytestmark = pytest.mark.needs("pandas", "pyarrow", "torch")
 
 
 class Passage(BaseDocument):
     vector: NdArray
     other: AnyTensor | None = None
+
+
+class Part(BaseDocument):
+    number: int = 0
+    name: str = ""
+
+
+class Book(BaseDocument):
+    title: str
+    part: Part = Part()
+
+
+class Page(BaseDocument):
+    passage: Passage
+    vector__of__page: NdArray | None = None
 
 
 def framework_of(batch: DocumentBatch[Passage], field: str) -> str:
@@ -87,3 +103,55 @@ def test_find_of_documents_takes_the_old_names_of_field() -> None:
         ["1"],
         ["2"],
     ]
+
+
+@pytest.mark.parametrize("kind", ["array", "batch", "dataset"])
+def test_find_takes_the_path_of_a_nested_field_as_in_docarray(kind: str, tmp_path: Path) -> None:
+    pages = DocumentArray[Page](
+        Page(id=passage.id, passage=passage, vector__of__page=np.eye(3)[2 - row])
+        for row, passage in enumerate(passages())
+    )
+    docs: Any = pages
+    if kind == "batch":
+        docs = pages.stack()
+    elif kind == "dataset":
+        write_dataset(pages, tmp_path / "pages")
+        docs = open_dataset(tmp_path / "pages", Page)
+    for field in ("passage.vector", "passage__vector"):
+        assert docs.find(np.eye(3)[2], field, limit=1).documents.id == ["p2"]
+        assert docs.find(np.eye(3)[2], search_field=field, limit=1).documents.id == ["p2"]
+    # A field of this name is that field.
+    assert docs.find(np.eye(3)[2], "vector__of__page", limit=1).documents.id == ["p0"]
+    with pytest.raises(PathError, match="has no field 'vectr'"):
+        docs.find(np.eye(3)[2], "passage__vectr")
+
+
+def test_error_about_a_keyword_of_find_names_the_filter_of_documents() -> None:
+    docs: Any = DocumentArray[Document]([Document(embedding=np.eye(3)[0])])
+    with pytest.raises(UnknownOptionError, match="Did you mean 'filter'"):
+        docs.find(np.eye(3)[0], filters={"text": "a"})
+
+
+def test_columns_of_tables_have_the_paths_of_docarray() -> None:
+    rows = [("t", 1, "x"), ("u", 2, "y")]
+    header = ("title", "part__number", "part__name")
+    text = "\n".join([",".join(header), *(f"{title},{number},{name}" for title, number, name in rows)]) + "\n"
+    frame = pd.DataFrame(rows, columns=list(header))
+    expected = Book(title="u", part=Part(number=2, name="y"))
+    for docs in (
+        DocumentArray[Book].from_csv(text=text),
+        DocumentArray[Book].from_csv(text=text, extra="ignore"),
+        DocumentArray[Book].from_dataframe(frame),
+        DocumentBatch[Book].from_csv(text=text).unstack(),
+        DocumentBatch[Book].from_dataframe(frame).unstack(),
+    ):
+        assert docs[1] == expected
+    with pytest.raises(DecodeError, match="has no column 'part__nmae'. Did you mean 'part.name'"):
+        DocumentArray[Book].from_csv(text="title,part__nmae\na,b\n")
+    with pytest.raises(DecodeError, match="the column 'part.name' is there twice"):
+        DocumentArray[Book].from_csv(text="title,part__name,part.name\na,b,c\n")
+
+
+def test_unknown_columns_that_a_class_collects_keep_their_names() -> None:
+    [document] = DocumentArray[Document].from_csv(text="text,part__name\na,b\n")
+    assert document.tags == {"part__name": "b"}

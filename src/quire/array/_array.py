@@ -498,7 +498,7 @@ class DocumentArray(ArrayIO[DocT], MutableSequence[DocT], metaclass=Parametrized
         **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest documents to each of many vectors, or documents."""
-        field = vector_field(field, names)
+        field = vector_field(field, names, None if self._common_type() is BaseDocument else self._schema)
         with explain_vector_field():
             values = self[field]
         rows = np.array([row for row, vector in enumerate(values) if vector is not None], np.int64)

@@ -41,10 +41,12 @@ from quire.codec import (
     CsvOptions,
     Reading,
     TensorForm,
+    TextSource,
     TextTarget,
     check_json,
     find_present_columns,
     flatten_columns,
+    iter_csv,
     make_dataframe,
     rows_from_dict,
     rows_from_json,
@@ -347,7 +349,7 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         **names: Unpack[FieldNames],
     ) -> list[Found[DocT]]:
         """Find the nearest rows to each of many vectors, or documents; rows without a vector are left out."""
-        field = vector_field(field, names)
+        field = vector_field(field, names, self._columns.schema)
         search = NearestRows(queries, field, metric, limit)
         search.add(*self._vectors(field))
         return [Found(self.take(nearest).unstack(), scores) for nearest, scores in search.results()]
@@ -839,6 +841,23 @@ class DocumentBatch(Generic[DocT], metaclass=ParametrizedMeta):
         """Write a table with a row for each document; see `DocumentArray.to_csv`."""
         options = CsvOptions(delimiter, dialect, encoding)
         return to_csv(self._columns.schema, self._columns.documents(), file, options)
+
+    @classmethod
+    @reject_unknown_options
+    def from_csv(
+        cls,
+        source: TextSource | None = None,
+        *,
+        text: str | bytes | None = None,
+        delimiter: str | None = None,
+        dialect: str | type[csv.Dialect] = "excel",
+        encoding: str = "utf-8",
+        extra: Extra = "forbid",
+        shapes: ShapePolicy = "error",
+    ) -> Self:
+        """Make a batch from the rows of a table; see `DocumentArray.from_csv`."""
+        options = CsvOptions(delimiter, dialect, encoding)
+        return cls(iter_csv(require_document_type(cls, "from_csv()"), source, options, extra, text), shapes=shapes)
 
     def push(self, url: Url, **how: Unpack[Pushing]) -> None:
         """Write the rows to an address; blocks are encoded while others are sent. See `DocumentArray.push`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from quire._protocols import is_document_type
 from quire.array._positions import whole_number
+from quire.array._query import parse_key
 from quire.errors import OptionError, PathError, QueryError, TensorError, check_options, did_you_mean
-from quire.schema import parse_path
+from quire.schema import Schema, join_path, parse_path
 from quire.tensors import describe, framework_of
 
 if TYPE_CHECKING:
@@ -34,12 +35,16 @@ class FieldNames(TypedDict, total=False):
     search_field: str
 
 
-def vector_field(field: str, names: FieldNames) -> str:
-    """Return the field to search, which was passed as `field` or under one of its old names."""
-    check_options("find", names, ["field", "metric", "limit", *FieldNames.__annotations__])
+def vector_field(field: str, names: FieldNames, schema: Schema | None, more: Iterable[str] = ()) -> str:
+    """Return the path of the field to search, which was passed as `field` or under one of its old names.
+
+    `more` are further keywords of this `find`.
+    """
+    check_options("find", names, ["field", "metric", "limit", *more, *FieldNames.__annotations__])
     if len(names) > (field == "embedding"):
         raise OptionError(f"{' and '.join(names)}: other names of field. Pass one of them.")
-    return next(iter(names.values()), field)  # type: ignore[return-value]
+    key: str = next(iter(names.values()), field)  # type: ignore[assignment]
+    return join_path(parse_key(key, schema))
 
 
 @contextmanager

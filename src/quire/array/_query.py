@@ -473,7 +473,7 @@ def _compile_entry(key: Any, value: Any, schema: Schema | None, depth: int) -> N
     if key.startswith("$"):
         known = ("$and", "$or", "$nor", "$not", "$expr")
         raise QueryError(f"{key!r} is not an operator here. {did_you_mean(key, known)}")
-    path = _parse_key(key, schema)
+    path = parse_key(key, schema)
     field = None if schema is None else find_field(schema, path)
     where = key if schema is None else f"{schema.name}.{key}"
     return _Target(path, field, where, schema).compile(value, depth)
@@ -491,7 +491,7 @@ def _compile_expression(value: Any, schema: Schema | None) -> Node:
     is_pair = isinstance(operands, (list, tuple)) and len(operands) == 2
     if not is_pair or not all(isinstance(each, str) and each.startswith("$") for each in operands):
         raise QueryError(f"{usage}, with a dollar sign in front of each path; got {operands!r}.")
-    paths = [_parse_key(each[1:], schema) for each in operands]
+    paths = [parse_key(each[1:], schema) for each in operands]
     where = join_path(paths[0]) if schema is None else f"{schema.name}.{join_path(paths[0])}"
     if schema is not None:
         one, other = (find_field(schema, path) for path in paths)
@@ -512,7 +512,8 @@ def _are_comparable(one: Field, other: Field) -> bool:
     return one.kind is other.kind or (one.kind in numbers and other.kind in numbers)
 
 
-def _parse_key(key: str, schema: Schema | None) -> FieldPath:
+def parse_key(key: str, schema: Schema | None) -> FieldPath:
+    """Return the path that a key names: `thesis.title`, or `thesis__title` as in DocArray."""
     path = parse_path(key)
     if schema is not None and "__" in key and len(path) == 1 and key not in schema.by_name:
         path = parse_path(key.replace("__", "."))  # the paths of DocArray; no field has this name
@@ -673,7 +674,7 @@ class _Target:
         is_open = self.field is None or self.field.kind is FieldKind.ANY
         if (name == "$eq") if is_open else has_text(self.field):  # type: ignore[arg-type]
             return None
-        path = _parse_key(match[1], self.schema)
+        path = parse_key(match[1], self.schema)
         if self.schema is not None:
             find_field(self.schema, path)  # raises an error with the nearest fields
         return path

@@ -158,6 +158,10 @@ def _find_column(schema: Schema, known: list[Leaf], name: Any, extra: Extra, whe
     rule = extra_rule(owner.document_type, extra)
     if rule == "allow" or owner.document_type.__quire_collects__:
         return Leaf(path, Field(path[-1], FieldKind.ANY, Any, nullable=True, required=False), owner)
+    if "__" in str(name):  # the paths of DocArray: of a field that exists, this is not an unknown column
+        leaf = next((leaf for leaf in known if leaf.name == name.replace("__", ".")), None)
+        if leaf is not None:
+            return leaf
     if rule == "ignore":
         return None
     hint = did_you_mean(str(name), [leaf.name for leaf in known])

@@ -348,7 +348,7 @@ class NestedDocumentArray(DocumentArray["Document"]):
         """
         if isinstance(query, Mapping):
             return self.filter(query)
-        field = vector_field(field, names)
+        field = vector_field(field, names, self._schema, ["filter"])
         candidates = self if filter is None else self.filter(filter)
         framework = framework_of(query)
         several = isinstance(query, DocumentArray) or (framework is not None and len(framework.shape(query)) == 2)

@@ -287,9 +287,9 @@ class StoredDataset(Generic[DocT], metaclass=ParametrizedMeta):
 
         The column of vectors is read and compared in parts; then the nearest rows are read.
         """
-        field = vector_field(field, names)
-        queries = queries if framework_of(queries) is not None else list(queries)
         schema = self.document_type.document_schema()
+        field = vector_field(field, names, schema)
+        queries = queries if framework_of(queries) is not None else list(queries)
         with explain_vector_field():
             schema.resolve(parse_path(field))
         vectors = self.narrow(map(join_path, paths_within(schema, [parse_path(field)], self._paths)))._row_reader
