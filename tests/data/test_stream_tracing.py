@@ -77,6 +77,15 @@ def test_a_pass_records_its_batches_and_what_they_waited_for(folder: Path, spans
     assert one.attributes["quire.bytes"] == batches[-1]._columns.nbytes
 
 
+def test_batches_belong_to_their_own_pass_when_two_passes_alternate(folder: Path, spans: Any) -> None:
+    first = stream(folder)
+    alternating = zip(first, first, strict=True)
+    assert len(list(alternating)) == BATCHES
+    passes = Counter(span.parent.span_id for span in of_name(spans, "batch"))
+    assert passes == {span.context.span_id: BATCHES for span in of_name(spans, "pass")}
+    assert len(passes) == 2
+
+
 def test_threads_of_a_loader_record_below_the_pass(folder: Path, spans: Any) -> None:
     dataset = StreamingDataset[Item](folder, 16, {"number": lambda number: number + 1}, framework="numpy", tracing=True)
     assert sum(len(batch) for batch in dataset.loader(threads=2)) == 192
@@ -89,6 +98,7 @@ def test_threads_of_a_loader_record_below_the_pass(folder: Path, spans: Any) -> 
 def test_remote_blocks_are_counted_with_their_bytes_and_cache_hits(folder: Path, spans: Any, tmp_path: Path) -> None:
     with serve_folder(folder) as store:
         dataset = stream(store.url, storage=ReadOptions(cache=tmp_path, remote=QUICK), shuffle=False)
+        store.latency = 0.2  # so that blocks do not arrive before they are opened
         first = np.concatenate([batch.number for batch in dataset])
         counts = sum_blocks(spans)
         assert counts["quire.blocks.bytes"] == dataset.stored._row_reader.block_bytes().sum() < store.shard_bytes()

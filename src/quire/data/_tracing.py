@@ -71,11 +71,12 @@ class OpenTelemetryStreamTracing(StreamTracing):
         named = {f"quire.{name}": value for name, value in attributes.items()}
         span = self._tracer.start_span("quire.data.pass", attributes=named)
         recorders = [self, *(other for other in others if isinstance(other, OpenTelemetryStreamTracing))]
+        context = self._trace.set_span_in_context(span)
         for recorder in recorders:
-            recorder._pass = self._trace.set_span_in_context(span)
+            recorder._pass = context
         number = rows = 0
         try:
-            while (batch := self._wait_for_batch(batches, self._pass)) is not _END:
+            while (batch := self._wait_for_batch(batches, context)) is not _END:
                 number, rows = number + 1, rows + len(batch)
                 yield batch
                 del batch  # its memory can be reused as soon as the loop has let it go
@@ -86,7 +87,8 @@ class OpenTelemetryStreamTracing(StreamTracing):
             raise
         finally:
             for recorder in recorders:
-                recorder._pass = None
+                if recorder._pass is context:  # not that of a pass that began later
+                    recorder._pass = None
             span.set_attributes({"quire.batches": number, "quire.rows": rows})
             span.end()
 
