@@ -181,7 +181,7 @@ def test_misspelled_keyword_has_a_suggestion(folder: Path) -> None:
     )
     assert message_of(OptionError, lambda: serve(embed, timeuot=3)) == (  # type: ignore[call-arg]
         "serve has no option 'timeuot'. Known: host, port, workers, limits, tls, authorize, name, proto, reflection, "
-        "grace, keepalive, max_connection_age, interceptors, options, metrics, tracing."
+        "grace, keepalive, max_connection_age, interceptors, options, metrics, tracing, open_inference."
     )
 
 
