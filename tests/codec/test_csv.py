@@ -22,6 +22,7 @@ from quire import BaseDocument, DocumentArray, Text
 from quire.codec import CsvOptions, iter_csv
 from quire.errors import DecodeError, EncodeError, OptionError, UriError
 from quire.typing import NdArray, float32
+from tests.files.upload_server import run_upload_server
 from tests.strategies import Branch, Leaf, Node, Twig, arrays, branches, laws, leaves, nodes
 
 
@@ -323,3 +324,12 @@ def test_table_without_any_known_column_is_an_error() -> None:
     ):
         DocumentArray[Row].from_csv(text="lable,x\n1,2\n", extra="ignore")
     assert DocumentArray[Row].from_csv(text="label,x\n1,2\n", extra="ignore").label == [1]
+
+
+def test_tables_are_read_from_an_address() -> None:
+    with run_upload_server() as site:
+        site.files["/data/words.csv"] = b"required,other\na,b\n"
+        [word] = DocumentArray[Word].from_csv(f"{site.url}/words.csv")
+        assert (word.required, word.other) == ("a", "b")
+        with pytest.raises(UriError, match="nothing.csv"):
+            DocumentArray[Word].from_csv(f"{site.url}/nothing.csv")
