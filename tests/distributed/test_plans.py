@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import textwrap
 from pathlib import Path
@@ -175,6 +176,13 @@ def test_reports_that_nobody_asks_for_are_added_up() -> None:
     assert len(collector._begun) <= 100_000
     assert collector.take() == [StageReport("key", StageStats("", 150_000, 300_000, 450_000, 600_000, 75_000.0, 1))]
     assert collector.take() == []
+
+
+def test_stats_count_rows_that_were_written(shards: DocumentShards[Good], tmp_path: Path) -> None:
+    named = shards.map(name_of)
+    named.write_dataset(tmp_path / "names")
+    gc.collect()  # the frame of the writing job is gone
+    assert by_name(named)["name_of"].rows_out == ROWS
 
 
 # --- progress

@@ -168,10 +168,10 @@ def test_lancedb_stores_a_vector_once(tmp_path: Path, metric: Any) -> None:
     documents = [Plain(id=str(n), title=f"t{n}", embedding=rng.normal(size=4).astype("f4")) for n in range(50)]
     with DocumentIndex[Plain](f"lance://{tmp_path}/x", metric=metric) as index:
         index.upsert(documents)
-        found = index.search(documents[7], limit=50).documents
-        assert sorted(found.id) == sorted(each.id for each in documents)
+        hits = index.search(documents[7], limit=50).documents
+        assert sorted(hits.id) == sorted(each.id for each in documents)
         by_id = {each.id: each for each in documents}
-        for read_document in (*found, *index, *index.get(["3", "4"]), *index.search(text="t5").documents):
+        for read_document in (*hits, *index, *index.get(["3", "4"]), *index.search(text="t5").documents):
             assert read_document.to_bytes() == by_id[read_document.id].to_bytes()
         assert index.sync(documents).unchanged == 50
 

@@ -100,7 +100,7 @@ def test_searches_make_the_same_calls_however_many_rows_there_are(
         index.upsert(items(50, 2000))
         many = [calls.of(search) for search in searches]
         assert few == many
-        for made in many:
-            assert not {"count", "scan", "unlimited count"} & made.keys()
+        for used in many:
+            assert not {"count", "scan", "unlimited count"} & used.keys()
         assert "count_rows" not in many[0]
         assert calls.of(lambda: len(index))["count"] == 1

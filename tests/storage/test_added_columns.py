@@ -73,11 +73,11 @@ def embed(batch: Any) -> dict[str, Any]:
     }
 
 
-def check_rows(found: Any, numbers: list[int]) -> None:
+def check_rows(rows_read: Any, numbers: list[int]) -> None:
     """Check that documents have these numbers, in order, and the columns that belong to them."""
-    found = list(found)
-    assert [row.number for row in found] == numbers
-    for row in found:
+    rows_read = list(rows_read)
+    assert [row.number for row in rows_read] == numbers
+    for row in rows_read:
         assert row.id == f"r{row.number}"
         assert row.text == (None if row.number % 3 else f"text-{row.number}")
         assert row.vector.tolist() == vector(row.number)
@@ -153,8 +153,8 @@ def test_streams_have_the_new_columns(folder: Path) -> None:
     shuffles: list[Any] = [False, "block", "interleaved", "global"]
     for shuffle in shuffles:
         stream = StreamingDataset[Embedded](str(folder), 8, framework="numpy", shuffle=shuffle)
-        found = [row for batch in stream for row in batch]
-        check_rows(sorted(found, key=lambda row: row.number), LIVE)
+        rows_read = [row for batch in stream for row in batch]
+        check_rows(sorted(rows_read, key=lambda row: row.number), LIVE)
 
 
 def test_class_of_the_new_columns_is_inferred(folder: Path) -> None:
@@ -210,15 +210,16 @@ def test_columns_of_every_kind_are_added_to_earlier_formats(tmp_path: Path, vers
     for merged in (False, True):
         if merged:
             dataset.compact()
-        for found in (list(dataset), list(dataset.take([0, 1, 2, 3, 4, 5]))):
+        for rows_read in (list(dataset), list(dataset.take([0, 1, 2, 3, 4, 5]))):
             assert exact(
-                [Golden(**{name: row[name] for name in Golden.model_fields}) for row in map(dict, found)], documents()
+                [Golden(**{name: row[name] for name in Golden.model_fields}) for row in map(dict, rows_read)],
+                documents(),
             )
-            assert exact([row.added for row in found if row.added], [value for value in values if value])
-            assert [row.moment_of for row in found] == [value_document(n).zoned for n in range(6)]
-            assert [row.tint for row in found] == [value_document(n).color for n in range(6)]
-            assert [list(row.items_of) for row in found] == [list(range(n)) for n in range(6)]
-            assert [row.sizes.tolist() for row in found] == [list(range(n)) for n in range(6)]
+            assert exact([row.added for row in rows_read if row.added], [value for value in values if value])
+            assert [row.moment_of for row in rows_read] == [value_document(n).zoned for n in range(6)]
+            assert [row.tint for row in rows_read] == [value_document(n).color for n in range(6)]
+            assert [list(row.items_of) for row in rows_read] == [list(range(n)) for n in range(6)]
+            assert [row.sizes.tolist() for row in rows_read] == [list(range(n)) for n in range(6)]
         dataset.verify()
 
 
@@ -601,8 +602,8 @@ def test_columns_in_an_object_store(server: S3Server, tmp_path: Path, kind: Any)
     again.upsert([Embedded(id="r1", number=1, vector=np.array(vector(1)), label=None)])
     check_rows(again.take([95, 0, 94]), [1, 0, 98])  # shards with and without side files
     stream = StreamingDataset[Embedded](open_dataset(url, Embedded, **options), 8, framework="numpy")
-    found = [row for batch in stream for row in batch]
-    check_rows(sorted(found, key=lambda row: row.number), LIVE)
+    rows_read = [row for batch in stream for row in batch]
+    check_rows(sorted(rows_read, key=lambda row: row.number), LIVE)
     again.compact()
     assert again.cleanup(NOW) > 0
     check_rows(open_dataset(url, Embedded, **options), [0, *LIVE[2:], 1])

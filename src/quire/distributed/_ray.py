@@ -9,8 +9,8 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -182,8 +182,10 @@ class _BlockTask:
             yield from self._run(block)
             return
         ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
-        # A task whose worker is lost begins again with the same id. Nobody waits for the collector.
-        self._collector.begin.remote(ray.get_runtime_context().get_task_id(), self._keys)
+        # A task whose worker is lost begins again with the same id. It waits until that is noted, since a message that
+        # is on its way is lost with the worker. The rows do not depend on the collector, so its loss is no failure.
+        with suppress(ray.exceptions.RayError):
+            ray.get(self._collector.begin.remote(ray.get_runtime_context().get_task_id(), self._keys), timeout=60)
         with collect_reports() as reports:
             yield from self._run(block)
         self._collector.add.remote(reports)
@@ -242,9 +244,20 @@ _MOST_TASKS = 100_000
 def _report_collector() -> Any:
     """Return the collector of this driver, on its node, which is not lost without the driver."""
     ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
+    context = ray.get_runtime_context()
+    return _create_collector(f"quire reports of {context.get_job_id()}", context.get_node_id())
+
+
+@cache
+def _create_collector(name: str, node_id: str) -> Any:
+    """Create the collector, or find it.
+
+    Ray ends an actor when the handle that created it is gone, although other handles exist, so this one is kept. A new
+    cluster has other nodes, and therefore another collector.
+    """
+    ray: Any = require("ray", extra="ray", needed_for="engine='ray'")
     strategies: Any = require("ray.util.scheduling_strategies", extra="ray", needed_for="engine='ray'")
-    node = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    name = f"quire reports of {ray.get_runtime_context().get_job_id()}"
+    node = strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
     options = {"name": name, "get_if_exists": True, "num_cpus": 0, "scheduling_strategy": node}
     return ray.remote(_ReportCollector).options(**options).remote()
 
