@@ -278,7 +278,7 @@ def test_rows_of_datasets_that_differ_in_batches_are_not_mixed(stored: list[Any]
     check("shapes is 'error' in '0' and 'pad' in '1'", stream_samples(stored[1], shapes="pad"))
     check("framework is 'numpy' in '0' and 'torch' in '1'", stream_samples(stored[1], framework="torch"))
     check("max_tokens has made them already", stream_samples(stored[1], 8, max_tokens=64, bucket_by="number"))
-    check("'1' has windows, which are divided among the ranks as whole", stream_samples(stored[1]).windows(2))
+    check("'1' has windows instead: use mix='batch'", stream_samples(stored[1]).windows(2))
 
 
 def test_trainer_check_knows_whether_a_mix_is_resumed(stored: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

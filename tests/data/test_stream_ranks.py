@@ -179,5 +179,5 @@ def test_wrong_options_are_rejected(folder: Path, wrong: Any) -> None:
 def test_unknown_options_are_rejected(folder: Path) -> None:
     with pytest.raises(TypeError, match="no option .buffer_size"):
         stream_samples(folder, buffer_size=100)
-    with pytest.raises(OptionError, match=r"pass columns, where and verify to open_dataset\(\)"):
+    with pytest.raises(OptionError, match=r"pass columns, where, verify and version to open_dataset\(\)"):
         stream_samples(open_samples(folder), columns=["number"])

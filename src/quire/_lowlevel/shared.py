@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import shutil
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,12 @@ _MAX_FREE_BYTES = 256 << 20
 """Free memory of a worker beyond this is released when it needs a piece of another size."""
 _MAX_IDLE = 256
 """A free piece that none of this number of arrays has used is released when a piece of another size is needed."""
+
+
+def measure_shared_memory() -> int | None:
+    """Return the size of the system's folder for shared memory, which torch uses, or None if it has none."""
+    folder = Path("/dev/shm")  # noqa: S108 - only looked up
+    return shutil.disk_usage(folder).total if folder.is_dir() else None
 
 
 class PieceId(NamedTuple):

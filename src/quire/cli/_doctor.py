@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire._installation import DISTRIBUTION, install_command
+from quire._lowlevel.shared import measure_shared_memory
 from quire.cli._command import add_command, add_json_argument, parse_names, write_json
 from quire.display import format_bytes
 from quire.errors import OptionError, did_you_mean
@@ -242,12 +243,11 @@ def describe_extra(name: str, packages: list[Package]) -> dict[str, Any]:
 def describe_system() -> dict[str, Any]:
     """Return the system, the processors that this process may use, and the size of the shared memory."""
     affinity = getattr(os, "sched_getaffinity", None)
-    shared = Path("/dev/shm")  # noqa: S108 - its size is looked up: workers of a DataLoader pass batches through it
     return {
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": len(affinity(0)) if affinity else os.cpu_count(),
-        "shared_memory_bytes": shutil.disk_usage(shared).total if shared.is_dir() else None,
+        "shared_memory_bytes": measure_shared_memory(),  # workers of a DataLoader pass batches through it
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("QUIRE_")},
     }
 

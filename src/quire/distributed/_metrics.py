@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
@@ -61,10 +61,13 @@ _books: weakref.WeakValueDictionary[str, StageBook] = weakref.WeakValueDictionar
 class StageBook:
     """Adds up the counts of one stage, on the driver."""
 
-    def __init__(self, name: str) -> None:
-        self.key = uuid.uuid4().hex
+    def __init__(self, name: str, key: str | None = None) -> None:
+        self.key = key or uuid.uuid4().hex
         self._stats, self._lock = StageStats(name), ForkSafeLock()
         _books[self.key] = self
+
+    def __reduce__(self) -> tuple[Callable[[str, str], StageBook], tuple[str, str]]:
+        return _load_book, (self._stats.name, self.key)  # the stages of a copy report with the same key
 
     @property
     def stats(self) -> StageStats:
@@ -73,6 +76,11 @@ class StageBook:
     def add(self, counts: StageStats) -> None:
         with self._lock:
             self._stats = self._stats.add(counts)
+
+
+def _load_book(name: str, key: str) -> StageBook:
+    """Return the book of a key in this process, or a new one in another process."""
+    return _books.get(key) or StageBook(name, key)
 
 
 class _Sink(threading.local):
