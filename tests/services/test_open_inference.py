@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,28 +194,40 @@ class GrpcModels:
         return arrays
 
 
-@pytest.fixture(scope="module", params=["threads", "asyncio"])
-def models(request: pytest.FixtureRequest, messages: Any) -> Iterator[GrpcModels]:
-    if request.param == "threads":
-        with serve(MODELS, open_inference=True) as server, grpc.insecure_channel(server.address) as channel:
+@contextmanager
+def open_models(kind: str, messages: Any, functions: Any, **options: Any) -> Iterator[GrpcModels]:
+    """Serve functions, with threads or with asyncio in a thread."""
+    if kind == "threads":
+        with (
+            serve(functions, open_inference=True, **options) as server,
+            grpc.insecure_channel(server.address) as channel,
+        ):
             yield GrpcModels(channel, messages)
         return
     ready, done = threading.Event(), threading.Event()
     addresses: list[str] = []
 
     async def main() -> None:
-        async with serve_async(MODELS, open_inference=True) as server:
+        async with serve_async(functions, open_inference=True, **options) as server:
             addresses.append(server.address)
             ready.set()
             await asyncio.to_thread(done.wait)
 
     thread = threading.Thread(target=asyncio.run, args=[main()])
     thread.start()
-    assert ready.wait(60)
-    with grpc.insecure_channel(addresses[0]) as channel:
-        yield GrpcModels(channel, messages)
-    done.set()
-    thread.join()
+    try:
+        assert ready.wait(60)
+        with grpc.insecure_channel(addresses[0]) as channel:
+            yield GrpcModels(channel, messages)
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module", params=["threads", "asyncio"])
+def models(request: pytest.FixtureRequest, messages: Any) -> Iterator[GrpcModels]:
+    with open_models(request.param, messages, MODELS) as models:
+        yield models
 
 
 # --- gRPC
@@ -388,15 +401,14 @@ def test_requests_share_batches_without_a_thread_each(messages: Any) -> None:
         assert metrics.endswith("/metrics")
 
 
-def test_authorize_applies_to_every_method(messages: Any) -> None:
-    with (
-        serve(embed, open_inference=True, authorize=lambda caller: caller.token == "secret") as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        models = GrpcModels(channel, messages)
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_authorize_applies_to_every_method(messages: Any, kind: str) -> None:
+    with open_models(kind, messages, embed, authorize=lambda caller: caller.token == "secret") as models:
         for method, request in (
             ("ServerLive", b""),
             ("ModelInfer", models.request("embed", {"pixels": ("FP32", PIXELS)})),
+            ("ModelInfer", models.request("missing", {"pixels": ("FP32", PIXELS)})),  # like one that exists
+            ("ModelInfer", b"\xff"),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 models.call(method, request, "ModelInferResponse")

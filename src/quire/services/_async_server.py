@@ -202,7 +202,12 @@ class AsyncServer(BaseServer):
             endpoint = await _run(self._models.bind, data, in_thread=len(data) > _LARGE_REQUEST)
         except Exception as error:  # noqa: BLE001 - the caller gets it
             call = self._begin_call(INFER, context, len(data))
-            await self._abort(context, call, call.fail(error))
+            try:  # a caller who is refused does not learn which models exist
+                call.run(check_caller, self._options.authorize, INFER, context)
+                status = call.fail(error)
+            except Exception as refusal:  # noqa: BLE001 - the caller gets it
+                status = call.fail(refusal)
+            await self._abort(context, call, status)
             return b""
         return await self._answer_call(endpoint, data, context)
 

@@ -467,7 +467,12 @@ class Server(BaseServer):
             self._admission.check()
             return find(data)
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            self._abort(context, self._begin_call(INFER, context, len(data)), error)
+            call = self._begin_call(INFER, context, len(data))
+            try:  # a caller who is refused does not learn which models exist
+                call.run(check_caller, self._options.authorize, INFER, context)
+            except Exception as refusal:  # noqa: BLE001 - the caller gets it
+                self._abort(context, call, refusal)
+            self._abort(context, call, error)
 
     def _answer_call(self, endpoint: Endpoint, data: bytes, context: ServicerContext) -> bytes:
         call = self._begin_call(endpoint.name, context, len(data))
