@@ -242,13 +242,13 @@ TEST_GROUPS = (
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests in one environment with every extra: about 30 minutes on 2 cores, on the Python that runs nox.
+    """Run all tests in one environment with every extra: about 40 minutes on 2 cores, on the Python that runs nox.
 
     Run a part with `-- tests/columns`, `-- tests/data/test_ddp.py -k resume`, or `-- --last-failed`.
     """
     if not session.posargs:
         session.log(
-            "All tests take about 30 minutes on 2 cores. A part: python -m nox -s tests -- tests/columns -k stack"
+            "All tests take about 40 minutes on 2 cores. A part: python -m nox -s tests -- tests/columns -k stack"
         )
     missing = install_everything(session, *group(*TEST_GROUPS))
     install_node(session, AZURITE)
