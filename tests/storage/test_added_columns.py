@@ -38,7 +38,7 @@ from tests.codec.round_trips import exact
 from tests.files.s3_server import S3Server, run_s3_server
 from tests.storage.golden import FOLDER, Color, Golden, Values, documents, value_document
 
-pytestmark = pytest.mark.needs("pyarrow", "xxhash", "fsspec", "obstore")
+pytestmark = pytest.mark.needs("pyarrow", "xxhash", "fsspec", "obstore", "polars")
 NOW = timedelta(0)
 
 

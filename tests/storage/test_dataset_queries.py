@@ -433,7 +433,7 @@ def test_columns_are_read_by_attribute_and_path(folder: Path) -> None:
 def test_dir_lists_documented_names_and_fields(folder: Path) -> None:
     methods = {"column", "faults", "filter", "find", "find_batch", "iter_batches", "map", "map_batch", "narrow"}
     methods |= {"null_count", "push_to_hub", "read", "sample", "split", "summary", "take", "to_dataframe", "verify"}
-    methods |= {"cleanup", "compact", "delete", "diff", "tag", "untag", "update", "upsert", "versions"}
+    methods |= {"add_columns", "cleanup", "compact", "delete", "diff", "tag", "untag", "update", "upsert", "versions"}
     attributes = {"document_type", "folder", "nbytes", "options", "schema", "shards", "version"}
     names = {name for name in dir(open_dataset(folder, Photo)) if not name.startswith("_")}
     assert names == methods | attributes | set(Photo.model_fields)
